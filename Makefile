@@ -1,0 +1,45 @@
+# `make help` lists the targets. Everything runs in .venv, which is made on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+MODELS := .cache/models
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test quick check fix clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[compile]'
+	@touch $@
+
+.venv/dev: .venv/installed
+	$(BIN)/pip install --quiet --group dev
+	@touch $@
+
+demo: .venv/installed  ## compile SmolLM2-135M and let it answer
+	$(BIN)/python tests/models.py $(MODELS) --only smollm2
+	$(BIN)/xpuc compile $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf -o $(MODELS)/smollm2.xpuc
+	$(BIN)/xpuc run $(MODELS)/smollm2.xpuc -p "What is the capital of France?" -n 48
+
+test: .venv/dev  ## the whole suite, slow tests included (fetches two small models)
+	$(BIN)/python tests/models.py $(MODELS)
+	$(BIN)/pytest -m "not hardware"
+
+quick: .venv/dev  ## the tests that take a moment
+	$(BIN)/pytest
+
+check: .venv/dev  ## format, lint, types, import rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: .venv/dev  ## format and mend what lint can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:  ## remove the venv, caches and build products
+	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

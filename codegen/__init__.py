@@ -1,0 +1,1 @@
+"""Module to artifact: lower, build, pack, write."""

@@ -1,0 +1,338 @@
+"""Checkpoint to artifact: open, build the graph, run the passes, lower, build, pack, write. The whole story."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm import IRModule
+
+import xpuc
+from xpuc.artifact import (
+    CHAT_TEMPLATE,
+    LIBRARY,
+    MANIFEST,
+    RUNTIME,
+    TOKENIZER,
+    WEIGHTS,
+    EntryPoint,
+    KvLayout,
+    Manifest,
+    Plane,
+    file_facts,
+)
+from xpuc.codegen import build, lower, target, tvm_runtime
+from xpuc.codegen.weights import Tensor, write_weights
+from xpuc.errors import RequestError, XpucError
+from xpuc.frontend.model import Model, open_model
+from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
+from xpuc.ir.builder import INDEX_INPUTS, PoolLayout
+from xpuc.ir.formats import dequantize, format_of
+from xpuc.passes import Pass, run, without
+from xpuc.schedules import llvm
+from xpuc.tune_db import load as load_tune_db
+
+SEGMENT_TOKENS = 128  # context that one attention work item covers
+MAX_OUT_ROWS = 64  # rows a prefill call gives logits of
+
+
+@dataclass(frozen=True)
+class Options:
+    """What changes the compiled code. Sizes in tokens; `ctx` 0 means the checkpoint's own, at most 8192."""
+
+    target: str = "llvm"
+    cpu: str | None = None
+    ctx: int = 0
+    max_batch: int = 8
+    max_chunk: int = 512
+    activations: str = "int8"  # int8 | f32
+    kv: str = "f16"  # f16 | f32
+    block_tokens: int = 16
+    no_fuse: tuple[str, ...] = ()
+    deterministic: bool = False
+    tokenizer_pre: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot be compiled before any work starts."""
+        for name, value, allowed in (
+            ("activations", self.activations, ("int8", "f32")),
+            ("kv", self.kv, ("f16", "f32")),
+        ):
+            if value not in allowed:
+                raise RequestError(
+                    f"--{name} {value}: not known", f"choose one of {', '.join(allowed)}"
+                )
+        for name, value, low, high in (
+            ("ctx", self.ctx, 0, 1 << 20),
+            ("max-batch", self.max_batch, 1, 256),
+            ("max-chunk", self.max_chunk, 16, 4096),
+        ):
+            if not low <= value <= high:
+                raise RequestError(f"--{name} {value}: out of range", f"choose {low} to {high}")
+        if self.block_tokens not in (16, 32, 64, 128):
+            raise RequestError(
+                f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
+            )
+        without(self.no_fuse)
+
+
+Progress = Callable[[str, int, int], None]  # phase, done, total (bytes or steps)
+
+
+@dataclass
+class Compiled:
+    """What `xpuc compile` reports."""
+
+    path: Path
+    manifest: Manifest
+    seconds: dict[str, float] = field(default_factory=dict)
+    library_bytes: int = 0
+    weight_bytes: int = 0
+    source_tensor_bytes: int = 0
+
+
+def compile_model(
+    path: str | Path,
+    target: str = "llvm",
+    out: str | Path | None = None,
+    *,
+    options: Options | None = None,
+    dump_ir: str | Path | None = None,
+    progress: Progress = lambda phase, done, total: None,
+) -> Compiled:
+    """Compile a checkpoint into an artifact directory (default: the checkpoint's name with .xpuc).
+
+    The artifact appears whole or not at all. XpucError says what is wrong with the checkpoint or an option.
+    """
+    options = options or Options(target=target)
+    options.check()
+    destination = Path(out) if out else Path(path).with_suffix(".xpuc")
+    _check_destination(destination)
+    work = _Work(Path(path), options, progress, Path(dump_ir) if dump_ir else None)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=destination.parent, prefix=f".{destination.name}."
+    ) as folder:
+        staging = Path(folder) / "artifact"
+        staging.mkdir()
+        compiled = work.run(staging)
+        if destination.exists():
+            shutil.rmtree(destination)
+        staging.rename(destination)
+    return dataclasses.replace(compiled, path=destination)
+
+
+def _check_destination(destination: Path) -> None:
+    if destination.exists() and not (destination / MANIFEST).is_file():
+        raise XpucError(
+            f"{destination}: exists and is not an xpuc artifact", "choose another path with -o"
+        )
+
+
+class _Work:
+    """One compilation."""
+
+    def __init__(
+        self, path: Path, options: Options, progress: Progress, dump_ir: Path | None
+    ) -> None:
+        self.path, self.options, self.progress, self.dump_ir = path, options, progress, dump_ir
+        self.seconds: dict[str, float] = {}
+
+    def phase(self, name: str, step: Callable[[], Any]) -> Any:
+        self.progress(name, 0, 0)
+        start = time.perf_counter()
+        result = step()
+        self.seconds[name] = round(time.perf_counter() - start, 3)
+        return result
+
+    def run(self, staging: Path) -> Compiled:
+        """The phases in order."""
+        model: Model = self.phase("read", lambda: open_model(self.path))
+        tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
+        machine = target.resolve(self.options.target, self.options.cpu)
+        pool = PoolLayout(
+            {"f16": "float16", "f32": "float32"}[self.options.kv], self.options.block_tokens
+        )
+        module, weight_names = self.phase("graph", lambda: model.graph(pool))
+        module, fusions = self.phase("passes", partial(self.passes, module))
+        lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
+        built = self.phase(
+            "build", lambda: build.build(lowered.finish(), machine.tvm, staging / LIBRARY)
+        )
+        tensors = self.tensors(model, module, weight_names)
+        self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))
+        self.phase("runtime", lambda: tvm_runtime.bundle(staging / RUNTIME))
+        manifest = self.manifest(model, machine, pool)
+        manifest = dataclasses.replace(
+            manifest,
+            entry_points=entries,
+            planes=tuple(p for t in tensors for p in t.planes),
+            tokenizer=tokenizer.facts,
+            decisions={
+                "fusions": fusions,
+                "schedules": {
+                    k: dataclasses.asdict(d) for k, d in sorted(lowered.decisions.items())
+                },
+            },
+            memory={
+                "weights": (staging / WEIGHTS).stat().st_size,
+                "activations": max(built.activation_bytes.values()),
+            },
+        )
+        return self.phase("write", partial(self.write, staging, manifest, tokenizer, model))
+
+    def tokenizer(self, model: Model) -> TokenizerSpec:
+        return convert_tokenizer(model.metadata, path=model.path, pre=self.options.tokenizer_pre)
+
+    def pipeline(self) -> tuple[Pass, ...]:
+        left_out = list(self.options.no_fuse)
+        if self.options.activations == "f32":
+            left_out.append("quantize_activations")
+        return without(left_out)
+
+    def passes(self, module: IRModule) -> tuple[IRModule, dict[str, Any]]:
+        """Run the pipeline; each fusion's count and its refusals go into the manifest."""
+        if self.dump_ir is not None:
+            self.dump_ir.mkdir(parents=True, exist_ok=True)
+            self.dump(0, "graph", module)
+        module, reports = run(module, self.pipeline(), self.dump if self.dump_ir else None)
+        decided: dict[str, Any] = {name: dataclasses.asdict(r) for name, r in reports.items()}
+        return module, decided | {name: {"switched_off": True} for name in self.options.no_fuse}
+
+    def dump(self, number: int, name: str, module: IRModule) -> None:
+        assert self.dump_ir is not None
+        (self.dump_ir / f"{number:02d}_{name}.py").write_text(module.script(show_meta=True) + "\n")
+
+    def lower(
+        self, model: Model, module: IRModule, machine: target.CompileTarget, pool: PoolLayout
+    ) -> tuple[lower.Lowered, tuple[EntryPoint, ...]]:
+        """Every entry point: decode for one row and for each batch bucket, prefill for any chunk."""
+        options = self.options
+        plan = lower.Plan(
+            target=machine.facts, schedules=llvm.SCHEDULES, planes=llvm.planes,
+            db=load_tune_db(machine.facts.kind, *xpuc_dirs()), block_tokens=pool.block_tokens,
+            kv_dtype=pool.dtype, deterministic=options.deterministic,
+        )  # fmt: skip
+        lowered = lower.Lowered(plan)
+        chunk, context = options.max_chunk, self.context(model)
+        segments = -(-context // SEGMENT_TOKENS)
+        entries = []
+        for greedy in (False, True):
+            suffix = "_greedy" if greedy else ""
+            for rows in buckets(options.max_batch):
+                name = ("decode" if rows == 1 else f"cols_{rows}") + suffix
+                bounds = {"t": rows, "w": rows * segments}
+                lower.lower(lowered, module["decode" + suffix], name, rows, bounds)
+                entries.append(EntryPoint(name, "decode", rows, greedy))
+            bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": MAX_OUT_ROWS}
+            lower.lower(lowered, module["prefill" + suffix], "prefill" + suffix, None, bounds)
+            entries.append(EntryPoint("prefill" + suffix, "prefill", 0, greedy))
+        return lowered, tuple(entries)
+
+    def context(self, model: Model) -> int:
+        """Tokens a sequence may have: --ctx, else the checkpoint's up to 8192; whole blocks."""
+        wanted = self.options.ctx or min(model.config.context, 8192)
+        return -(-wanted // self.options.block_tokens) * self.options.block_tokens
+
+    def tensors(self, model: Model, module: IRModule, names: Iterable[str]) -> Sequence[Tensor]:
+        """What the weight file holds, in operand order."""
+        matrices = {name: rest for name, *rest in lower.weight_formats(module["decode"])}
+        found = []
+        for parameter, name in zip(_weight_params(module), names, strict=True):
+            packed = model.tensors[name]
+            if parameter in matrices:
+                fmt, rows, columns = matrices[parameter]
+                layout = llvm.planes(fmt, rows, columns)
+                planes = tuple(Plane(f"{name}.{p.name}", p.dtype, p.size) for p in layout)
+                make = partial(llvm.pack, fmt, packed.data.reshape(rows, -1))
+            else:
+                planes = (Plane(name, "float32", int(np.prod(packed.shape))),)
+                make = partial(_vector, packed)
+            found.append(Tensor(planes, make))
+        return found
+
+    def pack(self, path: Path, tensors: Sequence[Tensor]) -> None:
+        total = sum(p.size * np.dtype(p.dtype).itemsize for t in tensors for p in t.planes)
+        done = 0
+
+        def advance(n: int) -> None:
+            nonlocal done
+            done += n
+            self.progress("weights", done, total)
+
+        write_weights(path, tensors, advance)
+
+    def manifest(self, model: Model, machine: target.CompileTarget, pool: PoolLayout) -> Manifest:
+        cfg, options = model.config, self.options
+        layers = tuple((a.kv_heads, a.head_dim, a.window) for a in cfg.layers)
+        tile_rows = llvm.tile_rows(
+            cfg.layers[0].heads, cfg.layers[0].kv_heads, cfg.layers[0].head_dim
+        )
+        versions = tvm_runtime.versions()
+        return Manifest(
+            xpuc_version=xpuc.__version__, tvm_version=versions.tvm, tvm_ffi_version=versions.tvm_ffi,
+            target=machine.as_manifest(), arch=cfg.arch,
+            name=str(model.metadata.get("general.name", self.path.stem)),
+            n_vocab=cfg.n_vocab, d_model=cfg.d_model, n_layers=cfg.n_layers, context=self.context(model),
+            max_batch=options.max_batch, max_chunk=options.max_chunk, max_out_rows=MAX_OUT_ROWS,
+            deterministic=options.deterministic, activations=options.activations,
+            kv=KvLayout(pool.dtype, pool.block_tokens, SEGMENT_TOKENS, tile_rows, layers),
+            entry_points=(), planes=(), tokenizer={},
+            source={"file": self.path.name, "bytes": model.source.n_bytes, "xxh3_128": model.source.digest()},
+            decisions={}, memory={},
+        )  # fmt: skip
+
+    def write(
+        self, staging: Path, manifest: Manifest, tokenizer: TokenizerSpec, model: Model
+    ) -> Compiled:
+        """Tokenizer, template, report, and the manifest last, with a digest of every file."""
+        (staging / TOKENIZER).write_text(tokenizer.json, encoding="utf-8")
+        if tokenizer.chat_template is not None:
+            (staging / CHAT_TEMPLATE).write_text(tokenizer.chat_template, encoding="utf-8")
+        reports = staging / "reports"
+        reports.mkdir()
+        facts = {
+            "seconds": self.seconds,
+            "decisions": manifest.decisions,
+            "memory": manifest.memory,
+        }
+        (reports / "compile.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        manifest = dataclasses.replace(manifest, files=file_facts(staging))
+        (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        return Compiled(
+            staging, manifest, self.seconds,
+            library_bytes=(staging / LIBRARY).stat().st_size,
+            weight_bytes=(staging / WEIGHTS).stat().st_size,
+            source_tensor_bytes=sum(t.data.nbytes for t in model.tensors.values()),
+        )  # fmt: skip
+
+
+def buckets(max_batch: int) -> tuple[int, ...]:
+    """Row counts with a decode entry of their own: powers of two, and max_batch itself."""
+    powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i <= max_batch]
+    return tuple(sorted({*powers, max_batch}))
+
+
+def xpuc_dirs() -> tuple[Path, ...]:
+    """The user's folder of tuned records, if there is one."""
+    folder = Path.home() / ".config" / "xpuc" / "tune_db"
+    return (folder,) if folder.is_dir() else ()
+
+
+def _weight_params(module: IRModule) -> list[str]:
+    """The names of a step's weight parameters, in order: after the index inputs and the pools."""
+    names = [p.name for p in module["decode"].params]
+    return [n for n in names if n not in INDEX_INPUTS and not n.startswith(("k_pool.", "v_pool."))]
+
+
+def _vector(packed: Any) -> Sequence[np.ndarray]:
+    return (dequantize(format_of(packed.format), packed.data.reshape(1, -1)).reshape(-1),)

@@ -1,0 +1,1 @@
+"""Target-free kernels: the portable fallback and the test oracle."""

@@ -1,0 +1,228 @@
+"""Operations to kernel launches: an entry point at a time, for a fixed or symbolic number of rows.
+
+Every packed matrix becomes its planes in the target's layout; every operation becomes the launches
+of the schedule picked for it, or of the target-free kernel where no schedule takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import IRModule, relax, tirx
+
+from xpuc.codegen.kernels import portable
+from xpuc.ir import ops
+from xpuc.ir.formats import format_of
+from xpuc.schedules import Choice, Schedule, Site, TargetFacts, Weight, pick
+from xpuc.tune_db import TuneDb
+
+Var = Any
+Type = Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What lowering decides by."""
+
+    target: TargetFacts
+    schedules: Sequence[Schedule]
+    planes: Callable[
+        [str, int, int], Sequence[Any]
+    ]  # (format, rows, columns) -> planes of the layout
+    db: TuneDb
+    block_tokens: int
+    kv_dtype: str
+    deterministic: bool
+
+
+@dataclass
+class Decision:
+    """Why an operation runs as it does, for the manifest and the closing table."""
+
+    schedule: str
+    origin: str  # tuned | default | portable
+    knobs: dict[str, Any]
+    uses: int = 0
+
+
+@dataclass
+class Lowered:
+    """The module under construction: kernels are shared by all entry points."""
+
+    plan: Plan
+    builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    kernels: dict[tirx.PrimFunc, Any] = field(default_factory=dict)  # kernel -> GlobalVar
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+    def add_kernel(self, kernel: tirx.PrimFunc) -> Any:
+        """The module's function for a kernel; equal kernels are one function."""
+        if kernel not in self.kernels:
+            name = str(kernel.attrs["global_symbol"])
+            self.kernels[kernel] = self.builder.add_func(kernel.without_attr("global_symbol"), name)
+        return self.kernels[kernel]
+
+    def finish(self) -> IRModule:
+        return self.builder.finalize()
+
+
+class _Entry:
+    """One entry point being lowered: an Emitter for its schedules."""
+
+    def __init__(self, lowered: Lowered, function: relax.Function, rows: int | None) -> None:
+        self.lowered, self.rows = lowered, rows
+        self.function = _for_rows(function, rows)
+        self.builder = lowered.builder
+        self.new: dict[Var, Any] = {}
+        self.weights: dict[Var, tuple[str, int]] = {}
+
+    def launch(self, kernel: Any, inputs: Sequence[Var], outputs: Sequence[Type]) -> Var:
+        kernel_var = self.lowered.add_kernel(kernel)
+        return self.builder.emit(relax.call_tir(kernel_var, list(inputs), list(outputs)))
+
+    def launch_in_place(
+        self, kernel: Any, inputs: Sequence[Var], outputs: Sequence[Type], inplace: Sequence[int]
+    ) -> Var:
+        kernel_var = self.lowered.add_kernel(kernel)
+        return self.builder.emit(
+            relax.call_tir_inplace(kernel_var, list(inputs), list(inplace), list(outputs))
+        )
+
+    def item(self, value: Var, index: int) -> Var:
+        return self.builder.emit(relax.TupleGetItem(value, index))
+
+    def emit(self, value: Any) -> Var:
+        return self.builder.emit(value)
+
+    def params(self) -> list[Var]:
+        """Index inputs and pools as they are; a matrix becomes its planes."""
+        formats = _formats(self.function)
+        params: list[Var] = []
+        for p in self.function.params:
+            if p not in formats:
+                self.new[p] = p
+                params.append(p)
+                continue
+            format_name, columns = formats[p]
+            rows = int(p.ty.shape[0])
+            planes = tuple(
+                relax.Var(f"{p.name}.{plane.name}", ops.tensor((plane.size,), plane.dtype))
+                for plane in self.lowered.plan.planes(format_name, rows, columns)
+            )
+            self.new[p] = Weight(format_name, rows, columns, planes)
+            params.extend(planes)
+        return params
+
+    def lower(self, name: str, bounds: Mapping[str, int]) -> None:
+        """Emit the entry point `name`; `bounds` are the largest values of the symbols it keeps."""
+        params = self.params()
+        attrs = {"global_symbol": name, "tir_var_upper_bound": dict(bounds)}
+        with self.builder.function(name, params, attrs=attrs):
+            with self.builder.dataflow():
+                for b in self.function.body.blocks[0].bindings:
+                    self.new[b.var] = self.binding(b.value)
+                out = self.builder.emit_output(self.new[self.function.body.body])
+            self.builder.emit_func_output(out)
+
+    def binding(self, value: Any) -> Any:
+        if isinstance(value, relax.Var):
+            return self.new[value]
+        if isinstance(value, relax.TupleGetItem):
+            return self.item(self.new[value.tuple_value], value.index)
+        return self.call(value)
+
+    def call(self, value: relax.Call) -> Var:
+        site = self.site(value)
+        plan = self.lowered.plan
+        choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
+        self.record(site, choice)
+        if choice is None:
+            return portable.emit(self, site)
+        return choice.schedule.emit(self, site, choice.knobs)
+
+    def site(self, value: relax.Call) -> Site:
+        operands: list[Var] = []
+        weights: list[Weight] = []
+        for a in value.args:
+            new = self.new.get(a, a) if isinstance(a, relax.Var) else a
+            if isinstance(new, Weight):
+                weights.append(new)
+            elif isinstance(new.ty, relax.TupleType):
+                operands.extend(self.item(new, i) for i in range(len(new.ty.fields)))
+            else:
+                operands.append(new)
+        plan = self.lowered.plan
+        return Site(
+            op=str(ops.name_of(value)), attrs=ops.attrs_of(value), n=self.rows,
+            operands=tuple(operands), weights=tuple(weights), result=value.ty,
+            target=plan.target, block_tokens=plan.block_tokens, kv_dtype=plan.kv_dtype,
+        )  # fmt: skip
+
+    def record(self, site: Site, choice: Choice | None) -> None:
+        key = site.key
+        label = f"{key.op} {key.shape} rows={key.rows or 'any'}"
+        decision = self.lowered.decisions.setdefault(
+            label,
+            Decision(
+                choice.schedule.name if choice else f"portable_{site.op}",
+                choice.origin if choice else "portable",
+                choice.knobs if choice else {},
+            ),
+        )
+        decision.uses += 1
+
+
+def lower(
+    lowered: Lowered,
+    function: relax.Function,
+    name: str,
+    rows: int | None,
+    bounds: Mapping[str, int],
+) -> None:
+    """Add the entry point `name` to the module: `function` for `rows` rows, or for any number."""
+    _Entry(lowered, function, rows).lower(name, bounds)
+
+
+def _for_rows(function: relax.Function, rows: int | None) -> relax.Function:
+    """The function with its number of rows fixed, and other symbols of its own: bounds differ."""
+    symbols = {
+        d.name: d
+        for p in function.params
+        for d in getattr(p.ty, "shape", ())
+        if isinstance(d, tirx.Var)
+    }
+    fresh = {v: tirx.Var(name, "int64") for name, v in symbols.items()}
+    return function.bind_symbolic_vars(fresh | ({symbols["n"]: rows} if rows else {}))
+
+
+def weight_formats(function: relax.Function) -> Iterator[tuple[str, str, int, int]]:
+    """(tensor name, format, rows, columns) of every matrix the function takes, in order."""
+    for p, (format_name, columns) in _formats(function).items():
+        yield p.name, format_name, int(p.ty.shape[0]), columns
+
+
+def _formats(function: relax.Function) -> dict[Var, tuple[str, int]]:
+    """The format and the columns of each matrix parameter, in the order of the parameters.
+
+    They follow from the operations that read it; a matrix nobody reads keeps its place without a
+    format.
+    """
+    found: dict[Var, str] = {}
+    for b in function.body.blocks[0].bindings:
+        if ops.name_of(b.value) is None:
+            continue
+        attrs = ops.attrs_of(b.value)
+        names = attrs.get("formats") or ((attrs["format"],) if "format" in attrs else ())
+        matrices = [a for a in b.value.args if isinstance(a, relax.Var) and _is_matrix(a)]
+        found.update(zip(matrices, names, strict=True))
+    formats: dict[Var, tuple[str, int]] = {}
+    for p in function.params:
+        if p in found:
+            fmt = format_of(found[p])
+            formats[p] = (fmt.name, int(p.ty.shape[1]) // fmt.nbytes * fmt.n)
+    return formats
+
+
+def _is_matrix(var: Var) -> bool:
+    return isinstance(var.ty, relax.TensorType) and str(var.ty.dtype) == "uint8"

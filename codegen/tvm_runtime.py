@@ -1,0 +1,41 @@
+"""The TVM runtime library an artifact carries, and the versions it is bound to."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import tvm
+
+from xpuc.errors import XpucError
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The packages the library was built by and is loaded through."""
+
+    tvm: str
+    tvm_ffi: str
+
+
+def versions() -> Versions:
+    """The installed ones."""
+    return Versions(version("apache-tvm"), version("apache-tvm-ffi"))
+
+
+def bundle(path: Path) -> None:
+    """Copy libtvm_runtime to `path` and TVM's licence beside it."""
+    library = Path(tvm.__file__).parent / "lib" / path.name
+    if not library.is_file():
+        raise XpucError(
+            f"{library} is missing", "reinstall the compiler: pip install 'xpuc[compile]'"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(library, path)
+    files = distribution("apache-tvm").files or []
+    for name in ("LICENSE", "NOTICE"):
+        found = next((f for f in files if f.name == name), None)
+        if found is not None:
+            shutil.copyfile(str(found.locate()), path.parent / f"{name}.tvm")

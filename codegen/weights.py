@@ -1,0 +1,66 @@
+"""Write the weight file, a tensor at a time: matrices as planes of their layout, vectors in f32."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from xpuc.artifact import Plane
+
+ALIGNMENT = 64  # bytes; kernels load whole vectors without checking
+_SAFETENSORS = {
+    "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16",
+    "float16": "F16", "float32": "F32", "int32": "I32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor on its way to the file: the names and sizes of its planes, and how to make them."""
+
+    planes: tuple[Plane, ...]
+    make: Callable[[], Sequence[np.ndarray]]  # arrays of the planes, in order
+
+
+def padded(plane: Plane) -> int:
+    """Elements of the plane in the file: whole 64 bytes, so that the next plane is aligned."""
+    size = np.dtype(plane.dtype).itemsize
+    return math.ceil(plane.size * size / ALIGNMENT) * ALIGNMENT // size
+
+
+def write_weights(path: Path, tensors: Sequence[Tensor], advance: Callable[[int], None]) -> None:
+    """Write a safetensors file of 64-byte aligned planes; `advance` is told of bytes written."""
+    header: dict[str, object] = {"__metadata__": {"format": "xpuc"}}
+    offset = 0
+    for plane in (p for t in tensors for p in t.planes):
+        size = padded(plane)
+        end = offset + size * np.dtype(plane.dtype).itemsize
+        header[plane.name] = {
+            "dtype": _SAFETENSORS[plane.dtype],
+            "shape": [size],
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            for plane, array in zip(tensor.planes, tensor.make(), strict=True):
+                advance(_write(file, plane, array))
+
+
+def _write(file: BinaryIO, plane: Plane, array: np.ndarray) -> int:
+    assert array.dtype == plane.dtype, f"{plane.name}: {array.dtype} instead of {plane.dtype}"
+    assert array.size >= plane.size, f"{plane.name}: {array.size} elements instead of {plane.size}"
+    data = np.ascontiguousarray(array).reshape(-1)
+    file.write(data.data)
+    rest = (padded(plane) - data.size) * data.itemsize
+    file.write(bytes(rest))
+    return data.nbytes + rest

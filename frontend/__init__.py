@@ -1,0 +1,1 @@
+"""A file on disk becomes a Model: configuration, graph and packed weights."""

@@ -1,0 +1,1 @@
+"""Artifact and requests become tokens; no compiler inside."""

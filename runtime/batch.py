@@ -1,0 +1,250 @@
+"""What one model call is given: the arrays of a step, filled in place, and what a model must offer.
+
+Rows are tokens. The arrays (all int32) hold a step's facts at a fixed capacity; a step sees their
+leading parts:
+
+    tokens (n,)  positions (n,)  slots (n,)   the row's token, its place, where its K/V is written
+    tiles (t, 4)         (row_start, n_rows, first_work, n_work), rows of one sequence
+    work (w, 4)          (row_start, n_rows, seq, segment), a tile's segments of context, ascending
+    block_table (s, b)   the blocks of each sequence of the step, in order of position
+    out_rows (m,)        the rows whose result is wanted
+
+A step in which every sequence brings one token is a `decode` (one row) or `cols` call, padded to
+the next bucket; a padded row has token 0, position 0 and slot -1 and is in no tile. Everything
+else is a `prefill` call. Steady decoding creates no array: views are kept, and tiles, work and
+out_rows are written only when a sequence enters another segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from xpuc.runtime.scheduler import Span
+from xpuc.runtime.sequence import Sequence
+
+Ints = npt.NDArray[np.int32]
+Kind = Literal["decode", "cols", "prefill"]
+_ALIGNMENT = 64  # bytes
+_Tile = tuple[int, int, int, int]  # row_start, n_rows, row of the block table, last position
+
+
+class Sizes(Protocol):
+    """The facts of a model that shape its batches."""
+
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def n_blocks(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def max_chunk(self) -> int: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def buckets(self) -> tuple[int, ...]: ...
+    @property
+    def tile_rows(self) -> int: ...
+    @property
+    def segment_tokens(self) -> int: ...
+
+
+class StepModel(Sizes, Protocol):
+    """What the engine works on; runtime.model.Model is one."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def max_out_rows(self) -> int:
+        """Most rows a prefill call gives results of."""
+        ...
+
+    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[np.int32 | np.float32]:
+        """One step, K/V written in place; a view that holds until the next run.
+
+        greedy: int32 (m,), the likeliest token of each of `out_rows` (the lowest id on a tie; -1
+        where a logit is not a number); else float32 logits (m, n_vocab).
+        """
+        ...
+
+
+class Batch:
+    """The arrays of the step at hand; `fill` sets them, the model reads them."""
+
+    kind: Kind
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    tiles: Ints
+    work: Ints
+    block_table: Ints
+    out_rows: Ints
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._buckets = tuple(sorted(sizes.buckets))
+        self._max_bucket = self._buckets[-1] if self._buckets else 0
+        n_rows = max(sizes.max_chunk, sizes.max_batch, self._max_bucket)
+        n_tiles = sizes.max_batch + -(-n_rows // sizes.tile_rows)
+        n_segments = -(-sizes.max_context // sizes.segment_tokens)
+        n_columns = -(-sizes.max_context // sizes.block_tokens)
+        self._tokens = _Leading(n_rows)
+        self._positions = _Leading(n_rows)
+        self._slots = _Leading(n_rows)
+        self._tiles = _Leading(n_tiles, 4)
+        self._work = _Leading(n_tiles * n_segments, 4)
+        self._table = _Leading(sizes.max_batch, n_columns)
+        self._out_rows = _Leading(n_rows)
+        self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
+        # Per row of the table: whose blocks stand there, since which epoch, and how many.
+        self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * sizes.max_batch
+        self._segments: list[int] = []  # of each row, as tiles and work say; empty: not a decode
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the call, padding included."""
+        return len(self.tokens)
+
+    def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
+        """Describe a step. out_rows are the last rows of the spans that end their sequence, in the
+        order of `spans`, or all rows with `every_row`. A step in which no result is wanted names
+        its last row, because a call without any would need kernels for zero rows.
+        """
+        if len(spans) <= self._max_bucket and all(s.count == 1 and s.is_last for s in spans):
+            self._fill_decode(spans)
+        else:
+            self._fill_prefill(spans, every_row)
+        self.block_table = self._table[len(spans)]
+
+    def _fill_decode(self, spans: Many[Span]) -> None:
+        tokens, positions, slots = self._tokens.all, self._positions.all, self._slots.all
+        segments = []
+        for row, span in enumerate(spans):
+            sequence, start = span.sequence, span.start
+            tokens[row] = sequence.tokens[start]
+            positions[row] = start
+            slots[row] = self._slot(sequence, start)
+            segments.append(start // self._sizes.segment_tokens + 1)
+            self._write_table(row, sequence)
+        n_rows = next(bucket for bucket in self._buckets if bucket >= len(spans))
+        for row in range(len(spans), n_rows):
+            tokens[row], positions[row], slots[row] = 0, 0, -1
+        if segments != self._segments:
+            self._write_work([(row, 1, row, self._last(n)) for row, n in enumerate(segments)])
+            self._out_rows.all[: len(spans)] = self._count[: len(spans)]
+            self._segments = segments
+        self._view(n_rows, len(spans), "decode" if n_rows == 1 else "cols")
+
+    def _fill_prefill(self, spans: Many[Span], every_row: bool) -> None:
+        tiles: list[_Tile] = []
+        wanted: list[int] = []
+        row = 0
+        for seq, span in enumerate(spans):
+            self._write_table(seq, span.sequence)
+            self._write_rows(row, seq, span)
+            for first in range(0, span.count, self._sizes.tile_rows):
+                n = min(self._sizes.tile_rows, span.count - first)
+                tiles.append((row + first, n, seq, span.start + first + n - 1))
+            row += span.count
+            if span.is_last:
+                wanted.append(row - 1)
+        if every_row:
+            wanted = list(range(row))
+        wanted = wanted or [row - 1]
+        self._write_work(balanced(tiles))
+        self._out_rows.all[: len(wanted)] = wanted
+        self._segments = []
+        self._view(row, len(wanted), "prefill")
+
+    def _view(self, n_rows: int, n_out: int, kind: Kind) -> None:
+        self.kind = kind
+        self.tokens = self._tokens[n_rows]
+        self.positions = self._positions[n_rows]
+        self.slots = self._slots[n_rows]
+        self.out_rows = self._out_rows[n_out]
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        block, offset = divmod(position, self._sizes.block_tokens)
+        return sequence.blocks[block] * self._sizes.block_tokens + offset
+
+    def _last(self, n_segments: int) -> int:
+        return n_segments * self._sizes.segment_tokens - 1
+
+    def _write_rows(self, row: int, seq: int, span: Span) -> None:
+        rows = slice(row, row + span.count)
+        places = self._count[span.start : span.start + span.count]
+        block, offset = np.divmod(places, self._sizes.block_tokens)
+        self._tokens.all[rows] = span.sequence.tokens[span.start : span.start + span.count]
+        self._positions.all[rows] = places
+        self._slots.all[rows] = self._table.all[seq, block] * self._sizes.block_tokens + offset
+
+    def _write_table(self, row: int, sequence: Sequence) -> None:
+        """Blocks are only appended within an epoch, so what stands there already is kept."""
+        owner, epoch, n = self._written[row]
+        n_blocks = len(sequence.blocks)
+        if owner is sequence and epoch == sequence.epoch:
+            if n == n_blocks:
+                return
+        else:
+            n = 0
+        self._table.all[row, n:n_blocks] = sequence.blocks[n:]
+        self._written[row] = (sequence, sequence.epoch, n_blocks)
+
+    def _write_work(self, tiles: list[_Tile]) -> None:
+        n_work = 0
+        for index, (row, n_rows, seq, last) in enumerate(tiles):
+            n_segments = last // self._sizes.segment_tokens + 1
+            items = self._work.all[n_work : n_work + n_segments]
+            items[:, :3] = (row, n_rows, seq)
+            items[:, 3] = self._count[:n_segments]
+            self._tiles.all[index] = (row, n_rows, n_work, n_segments)
+            n_work += n_segments
+        self.tiles = self._tiles[len(tiles)]
+        self.work = self._work[n_work]
+
+
+class _Leading:
+    """An array of zeros and its leading parts, each of which is made once."""
+
+    def __init__(self, *shape: int) -> None:
+        # Compiled kernels read whole vectors and do not check where an array starts.
+        raw = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        self.all: Ints = raw[start : start + math.prod(shape) * 4].view(np.int32).reshape(shape)
+        self._views: dict[int, Ints] = {}
+
+    def __getitem__(self, n: int) -> Ints:
+        view = self._views.get(n)
+        if view is None:
+            assert n <= len(self.all), f"{n} entries, room for {len(self.all)}"
+            view = self._views[n] = self.all[:n]
+        return view
+
+
+def balanced(tiles: list[_Tile]) -> list[_Tile]:
+    """The tiles in an order whose contiguous halves, and halves of halves, cost about the same.
+
+    Threads take contiguous parts of the list, and a causal tile costs its rows times the context
+    they see: without this, whoever gets the end of the prompt works longest.
+    """
+    if len(tiles) < 3:
+        return tiles
+    room = [-(-len(tiles) // 2), len(tiles) // 2]
+    halves: tuple[list[_Tile], list[_Tile]] = ([], [])
+    costs = [0, 0]
+    for tile in sorted(tiles, key=_cost, reverse=True):
+        side = 0 if costs[0] < costs[1] else 1
+        if len(halves[side]) == room[side]:
+            side = 1 - side
+        halves[side].append(tile)
+        costs[side] += _cost(tile)
+    return balanced(halves[0]) + balanced(halves[1])
+
+
+def _cost(tile: _Tile) -> int:
+    return tile[1] * (tile[3] + 1)

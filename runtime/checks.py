@@ -1,0 +1,107 @@
+"""Whether an artifact fits this machine: versions, CPU features, digests, and what mends it."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from xpuc.artifact import MANIFEST, WEIGHTS, Manifest, digest, header_digest
+from xpuc.errors import ArtifactError
+
+# Extensions kernels are chosen by: LLVM's name -> the name in /proc/cpuinfo, where they differ.
+FEATURES = {
+    "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi": "bmi1", "bmi2": "bmi2",
+    "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
+    "avx512vnni": "avx512_vnni", "avxvnni": "avx_vnni",
+}  # fmt: skip
+
+
+def check_versions(directory: Path, manifest: Manifest) -> None:
+    """The TVM FFI must be of the series the library was linked against: its ABI changes."""
+    try:
+        found = version("apache-tvm-ffi")
+    except PackageNotFoundError:
+        raise ArtifactError(
+            f"{directory}: needs apache-tvm-ffi {manifest.tvm_ffi_version}, none is installed",
+            f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi_version}'",
+        ) from None
+    if _series(found) != _series(manifest.tvm_ffi_version):
+        raise ArtifactError(
+            f"{directory}: compiled with apache-tvm-ffi {manifest.tvm_ffi_version},"
+            f" installed is {found}",
+            f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi_version}', or compile the model again",
+        )
+
+
+def host_features() -> frozenset[str]:
+    """Of FEATURES, those this CPU has, by LLVM's names; empty where they cannot be told."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return frozenset()
+    flags = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE)
+    present = set(flags.group(1).split()) if flags else set()
+    return frozenset(name for name, flag in FEATURES.items() if flag in present)
+
+
+def check_target(directory: Path, manifest: Manifest) -> None:
+    """The machine's architecture and the CPU extensions the kernels use."""
+    machine = str(manifest.target["triple"]).split("-", 1)[0]
+    if machine != platform.machine():
+        raise ArtifactError(
+            f"{directory}: compiled for {machine}, this machine is {platform.machine()}",
+            "compile the model on this machine: xpuc compile MODEL",
+        )
+    missing = (set(manifest.target["features"]) & set(FEATURES)) - host_features()
+    if missing:
+        raise ArtifactError(
+            f"{directory}: needs CPU features this machine lacks: {', '.join(sorted(missing))}",
+            "compile the model on this machine, or with --cpu x86-64-v2 for any",
+        )
+
+
+def check_files(directory: Path, manifest: Manifest) -> None:
+    """Every file is there and whole: the weights by size and header digest, the rest by digest."""
+    for name, facts in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            raise ArtifactError(
+                f"{path}: missing", "copy the artifact again, or compile the model again"
+            )
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            raise ArtifactError(
+                f"{path}: {size} bytes, the manifest says {facts['bytes']}",
+                "copy the artifact again, or compile the model again",
+            )
+        if name == WEIGHTS:
+            _compare(path, header_digest(path), facts["header_xxh3_128"])
+        elif not name.startswith("reports/"):
+            _compare(path, digest(path), facts["xxh3_128"])
+
+
+def verify(
+    directory: Path, manifest: Manifest, progress: Callable[[str], None] = lambda name: None
+) -> int:
+    """Check every byte of every file; the number of bytes that were read."""
+    check_files(directory, manifest)
+    total = 0
+    for name, facts in manifest.files.items():
+        progress(name)
+        _compare(directory / name, digest(directory / name), facts["xxh3_128"])
+        total += facts["bytes"]
+    return total + (directory / MANIFEST).stat().st_size
+
+
+def _compare(path: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ArtifactError(
+            f"{path}: damaged, its digest is {found[:12]}…, the manifest says {wanted[:12]}…",
+            "copy the artifact again, or compile the model again",
+        )
+
+
+def _series(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])

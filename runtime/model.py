@@ -1,0 +1,146 @@
+"""Model: an artifact loaded through tvm_ffi and its own TVM runtime; runs one step at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xpuc.artifact import LIBRARY, RUNTIME, WEIGHTS, Manifest, read_manifest
+from xpuc.errors import ArtifactError, RequestError
+from xpuc.runtime import checks, memory
+from xpuc.runtime.batch import Batch
+from xpuc.runtime.weights import map_planes
+
+_CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
+_ALIGNMENT = 64
+
+
+class Model:
+    """A loaded artifact.
+
+    All calls must come from one thread: TVM keeps a thread pool for each thread that launches.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, statement: memory.MemoryStatement, context: int
+    ) -> None:
+        self.directory, self.manifest, self.memory = directory, manifest, statement
+        self.n_vocab = manifest.n_vocab
+        self.block_tokens = manifest.kv.block_tokens
+        self.segment_tokens = manifest.kv.segment_tokens
+        self.tile_rows = manifest.kv.tile_rows
+        self.n_blocks = statement.n_blocks
+        self.max_context = context
+        self.max_chunk = manifest.max_chunk
+        self.max_batch = manifest.max_batch
+        self.max_out_rows = manifest.max_out_rows
+        self.buckets = tuple(
+            sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
+        )
+        self._vm = _open_library(directory)
+        self._entries = {
+            (e.kind, e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points
+        }
+        import tvm_ffi
+
+        self._tensor = tvm_ffi.from_dlpack
+        self._weights = [self._tensor(a) for a in map_planes(directory / WEIGHTS, manifest.planes)]
+        self._pools = [self._tensor(a) for a in self._allocate_pools()]
+
+    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
+        """One step: K/V of the batch's rows is written; the result holds until the next run.
+
+        greedy: int32 (m,), the likeliest token of each wanted row, -1 where a logit is not a
+        number; else float32 logits (m, n_vocab).
+        """
+        if batch.kind == "prefill":
+            entry = self._entries["prefill", 0, greedy]
+        else:
+            entry = self._entries["decode", batch.n_rows, greedy]
+        index = (
+            batch.tokens, batch.positions, batch.slots, batch.tiles,
+            batch.work, batch.block_table, batch.out_rows,
+        )  # fmt: skip
+        result = entry(*map(self._tensor, index), *self._pools, *self._weights)
+        wanted: npt.NDArray[Any] = np.from_dlpack(result)
+        return wanted[: len(batch.out_rows)]
+
+    def _allocate_pools(self) -> list[npt.NDArray[Any]]:
+        """K and V of each layer; the system hands out a page when it is first written."""
+        pools = []
+        for kv_heads, head_dim, _ in self.manifest.kv.layers:
+            shape = (self.n_blocks, kv_heads, head_dim, self.block_tokens)
+            pools.append(_aligned_zeros(shape, self.manifest.kv.dtype))
+            pools.append(_aligned_zeros((*shape[:2], shape[3], shape[2]), self.manifest.kv.dtype))
+        return pools
+
+
+def load_model(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    ctx: int | None = None,
+    n_sequences: int | None = None,
+) -> Model:
+    """Load an artifact for `n_sequences` sequences of up to `ctx` tokens (default: its limits).
+
+    ArtifactError says what does not fit: version, machine, damaged files, memory.
+    """
+    directory = Path(path)
+    manifest = read_manifest(directory)
+    checks.check_versions(directory, manifest)
+    checks.check_target(directory, manifest)
+    checks.check_files(directory, manifest)
+    context = ctx or manifest.context
+    if not 0 < context <= manifest.context:
+        raise RequestError(
+            f"{directory}: compiled for {manifest.context} tokens of context, {context} asked for",
+            f"compile it again with --ctx {context}",
+        )
+    statement = memory.plan(manifest, n_sequences or manifest.max_batch, context)
+    # Read once, when the runtime library starts its thread pool.
+    os.environ["TVM_NUM_THREADS"] = str(threads or default_threads())
+    return Model(directory, manifest, statement, context)
+
+
+def default_threads() -> int:
+    """One thread for each physical core this process may use."""
+    cpus = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    cores = {_first_sibling(cpu) for cpu in cpus}
+    return max(1, len(cores))
+
+
+def _first_sibling(cpu: int) -> str:
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return path.read_text().strip() if path.is_file() else str(cpu)
+
+
+def _open_library(directory: Path) -> Any:
+    """The Relax VM of the artifact's library, on its own TVM runtime."""
+    import tvm_ffi
+
+    try:
+        if tvm_ffi.get_global_func("runtime.disco.SessionThreaded", allow_missing=True) is None:
+            ctypes.CDLL(str((directory / RUNTIME).resolve()), ctypes.RTLD_GLOBAL)
+        vm = tvm_ffi.load_module(str((directory / LIBRARY).resolve()))["vm_load_executable"]()
+    except (OSError, RuntimeError) as error:
+        raise ArtifactError(
+            f"{directory / LIBRARY}: cannot be loaded ({str(error).splitlines()[0]})",
+            "compile the model again on this machine: xpuc compile MODEL",
+        ) from None
+    vm["vm_initialization"](_CPU, 0, _POOLED)
+    return vm
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)

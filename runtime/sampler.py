@@ -1,0 +1,216 @@
+"""From logits to a token: an ordered chain of samplers, one function each.
+
+The meaning of every sampler and the order are llama.cpp's. A chain always has the same members:
+`logit-bias`, then those the request ordered, then `dist`; one that its parameters switch off is
+skipped and printed as `?name`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from xpuc.runtime.candidates import Candidates, Floats
+from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
+from xpuc.runtime.sampling_params import SamplingParams
+
+_COLDEST = 1e-8  # finer than float32 logits; anything lower would overflow
+
+
+class LogitsError(Exception):
+    """Logits that are not numbers, or leave no token to choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a sampler may look at: the request's options, its tokens so far, its random numbers."""
+
+    params: SamplingParams
+    tokens: Sequence[int]
+    random: np.random.Generator
+    breakers: Breakers
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """`name` is what a request orders, `label` what the chain line prints."""
+
+    name: str
+    label: str
+    is_active: Callable[[SamplingParams], bool]
+    apply: Callable[[Candidates, Draw], None]
+    keeps_likeliest: bool  # never drops the likeliest token nor makes another one likelier
+
+
+def logit_bias(candidates: Candidates, draw: Draw) -> None:
+    bias = draw.params.logit_bias
+    places, nth = candidates.find(list(bias))
+    candidates.writable()[places] += np.array(list(bias.values()), np.float32)[nth]
+
+
+def penalties(candidates: Candidates, draw: Draw) -> None:
+    """Repeat (divides a positive logit, multiplies others), frequency and presence penalty."""
+    params = draw.params
+    last_n = params.penalty_last_n if params.penalty_last_n >= 0 else len(draw.tokens)
+    counts = Counter(draw.tokens[max(len(draw.tokens) - last_n, 0) :])
+    places, nth = candidates.find(list(counts))
+    logits = candidates.writable()
+    seen = logits[places]
+    seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
+    times = np.array(list(counts.values()))[nth]
+    logits[places] = seen - times * params.frequency_penalty - params.presence_penalty
+
+
+def dry(candidates: Candidates, draw: Draw) -> None:
+    costs = dry_penalties(draw.tokens, draw.params, draw.breakers)
+    if costs:
+        places, nth = candidates.find(list(costs))
+        candidates.writable()[places] -= np.array(list(costs.values()), np.float32)[nth]
+
+
+def top_n_sigma(candidates: Candidates, draw: Draw) -> None:
+    """Keep logits within n standard deviations of the largest; -inf ones do not count."""
+    logits = candidates.logits
+    possible = logits if logits.min() > -np.inf else logits[logits > -np.inf]
+    mean = possible.mean(dtype=np.float64)
+    deviation = math.sqrt(np.square(possible - np.float32(mean)).mean(dtype=np.float64))
+    bound = possible.max() - np.float32(draw.params.top_n_sigma * deviation)
+    candidates.keep(np.flatnonzero(logits >= bound), is_sorted=candidates.is_sorted)
+
+
+def top_k(candidates: Candidates, draw: Draw) -> None:
+    candidates.keep(candidates.top(draw.params.top_k), is_sorted=True)
+
+
+def typ_p(candidates: Candidates, draw: Draw) -> None:
+    """Keep the tokens whose surprise is nearest to the expected one, up to probability p.
+
+    Source: Meister et al., "Locally Typical Sampling", 2022.
+    """
+    p = candidates.probabilities()
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(p)
+    entropy = (p[p > 0] * surprise[p > 0]).sum()
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    n = int(np.searchsorted(p[order].cumsum(), draw.params.typical_p, side="right")) + 1
+    candidates.keep(order[: max(n, draw.params.min_keep)], is_sorted=False)
+
+
+def top_p(candidates: Candidates, draw: Draw) -> None:
+    """Keep the shortest run of likeliest tokens whose probabilities reach p."""
+    weights = candidates.weights()
+    falling = weights if candidates.is_sorted else np.sort(weights)[::-1]
+    reached = falling.astype(np.float64).cumsum()
+    n = int(np.searchsorted(reached, draw.params.top_p * reached[-1])) + 1
+    candidates.keep(candidates.top(max(n, draw.params.min_keep)), is_sorted=True)
+
+
+def min_p(candidates: Candidates, draw: Draw) -> None:
+    """Keep the tokens at least p times as likely as the likeliest."""
+    logits = candidates.logits
+    kept = np.flatnonzero(logits >= logits.max() + np.float32(math.log(draw.params.min_p)))
+    if len(kept) < draw.params.min_keep:
+        candidates.keep(candidates.top(draw.params.min_keep), is_sorted=True)
+    else:
+        candidates.keep(kept, is_sorted=candidates.is_sorted)
+
+
+def xtc(candidates: Candidates, draw: Draw) -> None:
+    """Sometimes drop all tokens above the threshold but the least likely of them."""
+    chance = draw.random.random()
+    if chance > draw.params.xtc_probability or len(candidates) < 2:
+        return
+    candidates.sort()
+    n_above = int((candidates.probabilities() >= draw.params.xtc_threshold).sum())
+    if n_above > 1 and len(candidates) - (n_above - 1) >= draw.params.min_keep:
+        candidates.keep(np.arange(n_above - 1, len(candidates)), is_sorted=True)
+
+
+def temperature(candidates: Candidates, draw: Draw) -> None:
+    if draw.params.is_greedy:
+        candidates.keep(candidates.top(1), is_sorted=True)
+        return
+    is_sorted = candidates.is_sorted
+    logits = candidates.writable()
+    logits /= np.float32(max(draw.params.temperature, _COLDEST))
+    candidates.is_sorted = is_sorted
+
+
+def dist(candidates: Candidates, draw: Draw) -> int:
+    """Draw one of them, at its probability: always one random number, whatever is left."""
+    reached = candidates.weights().astype(np.float64).cumsum()
+    target = draw.random.random() * reached[-1]
+    index = int(np.searchsorted(reached, target, side="right"))
+    return candidates.id_at(min(index, len(candidates) - 1))
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    is_neutral = params.repeat_penalty == 1 and not (
+        params.frequency_penalty or params.presence_penalty
+    )
+    return params.penalty_last_n != 0 and not is_neutral
+
+
+def _has_xtc(params: SamplingParams) -> bool:
+    return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+
+
+SAMPLERS: tuple[Sampler, ...] = (
+    Sampler("penalties", "penalties", _has_penalties, penalties, False),
+    Sampler("dry", "dry", has_dry, dry, False),
+    Sampler("top_n_sigma", "top-n-sigma", lambda p: p.top_n_sigma > 0, top_n_sigma, True),
+    Sampler("top_k", "top-k", lambda p: p.top_k > 0, top_k, True),
+    Sampler("typ_p", "typical", lambda p: p.typical_p < 1, typ_p, False),
+    Sampler("top_p", "top-p", lambda p: p.top_p < 1, top_p, True),
+    Sampler("min_p", "min-p", lambda p: p.min_p > 0, min_p, True),
+    Sampler("xtc", "xtc", _has_xtc, xtc, False),
+    Sampler("temperature", "temp-ext", lambda p: p.temperature != 1, temperature, True),
+)
+
+
+class Chain:
+    """The samplers of one request and its random numbers: the same alone or in a batch."""
+
+    def __init__(
+        self, params: SamplingParams, *, seed: int = 0, breakers: Breakers | None = None
+    ) -> None:
+        by_name = {sampler.name: sampler for sampler in SAMPLERS}
+        self.params = params
+        self._members = tuple(by_name[name] for name in params.order)
+        self._active = tuple(member for member in self._members if member.is_active(params))
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._breakers = breakers or {}
+        self.is_argmax = params.is_greedy and all(each.keeps_likeliest for each in self._active)
+        self.needs_logits = not self.is_argmax or bool(params.logit_bias)
+
+    def describe(self) -> str:
+        """One line: every member in order, `?` before those that are switched off."""
+        bias = "logit-bias" if self.params.logit_bias else "?logit-bias"
+        names = [("" if each in self._active else "?") + each.label for each in self._members]
+        return " -> ".join(["logits", bias, *names, "?dist" if self.params.is_greedy else "dist"])
+
+    def sample(self, logits: Floats, tokens: Sequence[int], banned: Sequence[int] = ()) -> int:
+        """The next token after `tokens`, from logits (n_vocab,); LogitsError if they are unfit.
+
+        `banned` tokens are not chosen.
+        """
+        candidates = Candidates(logits)
+        draw = Draw(self.params, tokens, self._random, self._breakers)
+        if banned:
+            candidates.writable()[list(banned)] = -np.inf
+        if self.params.logit_bias:
+            logit_bias(candidates, draw)
+        largest = candidates.logits.max()
+        if not np.isfinite(largest):
+            raise LogitsError(f"the largest logit is {largest}")
+        if self.is_argmax:
+            return int(candidates.logits.argmax())
+        for member in self._active:
+            member.apply(candidates, draw)
+        if self.params.is_greedy:
+            return candidates.id_at(int(candidates.top(1)[0]))
+        return dist(candidates, draw)

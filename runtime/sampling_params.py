@@ -1,0 +1,194 @@
+"""What a request asks of the sampler and when it wants to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from xpuc.errors import RequestError, nearest
+
+DEFAULT_ORDER = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+
+class _Range(NamedTuple):
+    kind: type
+    low: float
+    high: float
+
+
+_ANY = math.inf
+_RANGES = {
+    "temperature": _Range(float, -_ANY, _ANY),
+    "top_k": _Range(int, -_ANY, _ANY),
+    "top_p": _Range(float, 0.0, 1.0),
+    "min_p": _Range(float, 0.0, 1.0),
+    "typical_p": _Range(float, 0.0, 1.0),
+    "top_n_sigma": _Range(float, -_ANY, _ANY),
+    "xtc_probability": _Range(float, 0.0, 1.0),
+    "xtc_threshold": _Range(float, 0.0, 1.0),
+    "repeat_penalty": _Range(float, 1e-6, 1e6),
+    "frequency_penalty": _Range(float, -1e6, 1e6),
+    "presence_penalty": _Range(float, -1e6, 1e6),
+    "penalty_last_n": _Range(int, -1, _ANY),
+    "dry_multiplier": _Range(float, 0.0, _ANY),
+    "dry_base": _Range(float, 0.0, _ANY),
+    "dry_allowed_length": _Range(int, 1, _ANY),
+    "dry_last_n": _Range(int, -1, _ANY),
+    "min_keep": _Range(int, 0, _ANY),
+    "min_tokens": _Range(int, 0, _ANY),
+}
+_OPTIONAL_RANGES = {
+    "max_tokens": _Range(int, 1, _ANY),
+    "logprobs": _Range(int, 0, 1000),
+    "seed": _Range(int, 0, 2**128 - 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Options of one request; the defaults are llama.cpp's (engine.md, section 8).
+
+    Values that switch a sampler off: top_k <= 0, top_p = 1, min_p = 0, typical_p = 1,
+    top_n_sigma <= 0, xtc_probability = 0, repeat_penalty = 1 with frequency_penalty and
+    presence_penalty 0, dry_multiplier = 0. temperature <= 0 is greedy. A penalty_last_n or
+    dry_last_n of -1 means the whole context, 0 switches the penalty off.
+
+    max_tokens None runs to the end of the context. A seed of None draws one; Result.seed tells it.
+    ignore_eos goes on after an end-of-generation token (it stays in `ids`); to keep such tokens
+    from being chosen at all, give them a logit_bias of -inf. Below min_tokens nothing can stop
+    the request but cancelling it and the end of the context. logprobs = n asks for the log
+    probability (nats, of the model's own distribution) of each token and of the n likeliest.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = -1
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    samplers: str | tuple[str, ...] = DEFAULT_ORDER
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_keep: int = 0
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in _RANGES.items():
+            _check(name, getattr(self, name), allowed)
+        for name, allowed in _OPTIONAL_RANGES.items():
+            if (value := getattr(self, name)) is not None:
+                _check(name, value, allowed)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}",
+                "lower min_tokens, or raise max_tokens",
+            )
+        _check_order(self.order)
+        _check_bias(self.logit_bias)
+        _check_list("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        _check_list("dry_breakers", self.dry_breakers)
+        _check_list("stop_ids", self.stop_ids)
+        _check_texts("stop", self.stop_strings)
+        _check_texts("dry_breakers", self.dry_breakers)
+        for id_ in self.stop_ids:
+            _check("stop_ids", id_, _Range(int, 0, _ANY))
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The samplers in the order they run; `samplers` may be one `;`-separated text."""
+        if isinstance(self.samplers, str):
+            return tuple(name.strip() for name in self.samplers.split(";") if name.strip())
+        return tuple(self.samplers)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature <= 0
+
+
+def from_options(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+    """`params`, or the defaults, with `options` in place of its fields; RequestError names a
+    field that does not exist."""
+    known = [each.name for each in fields(SamplingParams)]
+    for name in options:
+        if name not in known:
+            raise RequestError(f"unknown option {name!r}", nearest(name, known))
+    return replace(params or SamplingParams(), **options)
+
+
+def _check(name: str, value: Any, allowed: _Range) -> None:
+    kinds = (int, float) if allowed.kind is float else (int,)
+    word = "a number" if allowed.kind is float else "a whole number"
+    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+        raise RequestError(f"{name} is {value!r}", f"give {word}{_between(allowed)}")
+    if not allowed.low <= value <= allowed.high:
+        raise RequestError(f"{name} is {value}", f"give {word}{_between(allowed)}")
+
+
+def _between(allowed: _Range) -> str:
+    low, high = (f"{edge:g}" for edge in (allowed.low, allowed.high))
+    if math.isinf(allowed.low):
+        return "" if math.isinf(allowed.high) else f" up to {high}"
+    return f" from {low} up" if math.isinf(allowed.high) else f" from {low} to {high}"
+
+
+def _check_order(order: tuple[str, ...]) -> None:
+    for name in order:
+        if name not in DEFAULT_ORDER:
+            raise RequestError(f"samplers: unknown sampler {name!r}", nearest(name, DEFAULT_ORDER))
+        if order.count(name) > 1:
+            raise RequestError(f"samplers: {name!r} stands twice", "name each sampler once")
+
+
+def _check_bias(bias: Mapping[int, float]) -> None:
+    for id_, value in bias.items():
+        _check("logit_bias: token id", id_, _Range(int, 0, _ANY))
+        is_banned = value == -math.inf
+        if not is_banned and not (isinstance(value, (int, float)) and abs(value) <= 1e6):
+            raise RequestError(
+                f"logit_bias: token {id_} has bias {value!r}",
+                "give a number up to 1e6; -inf keeps the token from being chosen",
+            )
+
+
+def _check_list(name: str, given: Any) -> None:
+    # A bare text would be taken for a list of its characters.
+    if not isinstance(given, (tuple, list)):
+        raise RequestError(f"{name} is {given!r}", "give a tuple or a list")
+
+
+def _check_texts(name: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise RequestError(f"{name}: {text!r}", "give texts of at least one character")

@@ -1,0 +1,70 @@
+"""A request and the sequence of tokens it grows into; plain Python, so decisions stay testable."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+from xpuc.runtime.sampling_params import SamplingParams
+
+__all__ = ["FinishReason", "Request", "SamplingParams", "Sequence", "State"]
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class State(enum.Enum):
+    NEW = "new"  # no scheduler has it yet
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked. `id` rises with arrival, so it is the age: the largest is the youngest."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way.
+
+    tokens      prompt, then what was generated
+    n_computed  how many of them have their K/V in the pool
+    blocks      the pool's blocks that hold it, in order of position
+    epoch       counts how often `blocks` was replaced rather than appended to, so that a batch
+                knows when a block table row it wrote before still holds
+    """
+
+    request: Request
+    tokens: list[int] = field(init=False)
+    n_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    epoch: int = 0
+    state: State = State.NEW
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens the model has not seen yet; 1 is a decode step, wherever the token came from."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def generated_ids(self) -> list[int]:
+        return self.tokens[self.n_prompt :]

@@ -1,0 +1,41 @@
+"""The weight file of an artifact, mapped into memory: planes are views, nothing is copied."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from xpuc.artifact import Plane
+from xpuc.errors import ArtifactError
+
+
+def map_planes(path: Path, planes: Sequence[Plane]) -> list[np.ndarray]:
+    """Every plane as a one-dimensional array over the mapped file, in operand order.
+
+    The mapping is private: the arrays may be handed to code that wants them writable, and the file
+    cannot change through them.
+    """
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    start = 8 + length
+    arrays = []
+    for plane in planes:
+        entry = header.get(plane.name)
+        if entry is None:
+            raise ArtifactError(
+                f"{path}: tensor {plane.name} is missing", "compile the model again"
+            )
+        begin, end = entry["data_offsets"]
+        dtype = np.dtype(plane.dtype)
+        if end - begin < plane.size * dtype.itemsize or start + end > len(data):
+            raise ArtifactError(
+                f"{path}: tensor {plane.name} is too short", "compile the model again"
+            )
+        arrays.append(np.frombuffer(data, dtype, plane.size, start + begin))
+    return arrays

@@ -1,0 +1,268 @@
+"""The CPU target: its schedules in order. The first that accepts an operation's place runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tvm import relax, tirx
+
+from xpuc.schedules import Emitter, Schedule, Site, Type, Var
+from xpuc.schedules.llvm import layouts, select
+from xpuc.schedules.llvm.attention import attention_reduce, attention_split
+from xpuc.schedules.llvm.attention_core import Attention
+from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
+from xpuc.schedules.llvm.embed import embed
+from xpuc.schedules.llvm.gate_up import gate_up
+from xpuc.schedules.llvm.head import head_argmax
+from xpuc.schedules.llvm.isa import Isa, isa_for
+from xpuc.schedules.llvm.layouts import planes
+from xpuc.schedules.llvm.linear import linear
+from xpuc.schedules.llvm.norm import residual_add, rms_norm
+from xpuc.schedules.llvm.products import LinearKnobs, Weight
+from xpuc.schedules.llvm.quantize import quantize
+from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
+
+__all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
+
+
+# A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
+# from, is built once.
+_once: Callable[..., Any] = cache(lambda build, *args, **options: build(*args, **options))
+
+
+def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
+    """A matrix's bytes (rows, row bytes) as the arrays of its planes, in order."""
+    return list(layouts.pack(format, raw).values())
+
+
+def tile_rows(heads: int, kv_heads: int, head_dim: int) -> int:
+    """Rows a prefill tile of attention may have."""
+    return tile_rows_for(heads, kv_heads, head_dim)
+
+
+def _weights(site: Site) -> tuple[Weight, ...]:
+    return tuple(Weight(w.format, w.rows) for w in site.weights)
+
+
+def _planes(site: Site) -> list[Var]:
+    return [plane for w in site.weights for plane in w.planes]
+
+
+def _isa(site: Site) -> Isa:
+    return _once(isa_for, site.target.features)
+
+
+def _activation(site: Site) -> tuple[str, list[Var], list[Var]]:
+    """The kind of the activation a projection reads, its tensors, and the operands after it."""
+    first = site.operands[0].ty
+    if str(first.dtype) == "int8":
+        return "q8", list(site.operands[:4]), list(site.operands[4:])
+    return "f32", list(site.operands[:1]), list(site.operands[1:])
+
+
+def _outputs(ty: Type) -> list[Type]:
+    """The tensors of a result, tuples flattened."""
+    if isinstance(ty, relax.TupleType):
+        return [t for field in ty.fields for t in _outputs(field)]
+    return [ty]
+
+
+def _linear(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kind, x, biases = _activation(site)
+    bias = site.attrs.get("bias", (False,) * len(site.weights))
+    kernel = _once(
+        linear, _weights(site), site.weights[0].columns, site.n,
+        activation=kind, bias=tuple(bool(b) for b in bias),
+        isa=_isa(site), knobs=LinearKnobs(**knobs),
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *_planes(site), *biases], [site.result])
+
+
+def _gate_up(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kind, x, _ = _activation(site)
+    gate, up = _weights(site)
+    kernel = _once(
+        gate_up,
+        gate, up, site.weights[0].columns, site.n,
+        activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
+        isa=_isa(site), knobs=LinearKnobs(**knobs),
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *_planes(site)], _outputs(site.result))
+
+
+def _embed(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    (weight,) = _weights(site)
+    kernel = _once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
+    return emit.launch(kernel, [site.operands[0], *_planes(site)], [site.result])
+
+
+def _head_argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kind, x, _ = _activation(site)
+    (weight,) = _weights(site)
+    rows = site.operands[0].ty.shape[1 if kind == "q8" else 0]
+    n = int(rows) if isinstance(rows, tirx.IntImm) else None
+    kernel = _once(
+        head_argmax,
+        weight, site.weights[0].columns, n,
+        activation=kind, isa=_isa(site), knobs=LinearKnobs(**knobs), n_vocab=weight.rows,
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *_planes(site)], [site.result])
+
+
+def _block_norm(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    a = site.attrs
+    d = int(site.operands[0].ty.shape[1])
+    kernel = _once(
+        rms_norm,
+        d, site.n, a["eps"],
+        residual=bool(a["residual"]), post_norm=bool(a["post_norm"]), quantize=bool(a["quantize"]),
+    )  # fmt: skip
+    return _nested(emit, emit.launch(kernel, site.operands, _outputs(site.result)), site.result)
+
+
+def _nested(emit: Emitter, flat: Var, ty: Type) -> Var:
+    """A flat tuple of tensors as the nested tuple the graph knows."""
+    if not isinstance(ty, relax.TupleType) or all(
+        not isinstance(f, relax.TupleType) for f in ty.fields
+    ):
+        return flat
+    index = iter(range(len(_outputs(ty))))
+
+    def build(t: Type) -> Any:
+        if isinstance(t, relax.TupleType):
+            return relax.Tuple([build(f) for f in t.fields])
+        return emit.item(flat, next(index))
+
+    return emit.emit(build(ty))
+
+
+def _quantize(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), site.n)
+    return emit.launch(kernel, site.operands, _outputs(site.result))
+
+
+def _rope_table(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    n_rot = 2 * int(site.operands[1].ty.shape[0])
+    return emit.launch(
+        _once(rope_table, n_rot, site.n, site.attrs["mscale"]), site.operands, [site.result]
+    )
+
+
+def _qk_prep(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    a, joined = site.attrs, bool(site.attrs["joined"])
+    table = site.operands[1 if joined else 3]
+    job = QkPrep(
+        a["heads"], a["kv_heads"], a["head_dim"], int(table.ty.shape[1]), a["pairing"],
+        eps=a["eps"] if a["norm"] else None, kv_dtype=site.kv_dtype,
+        block_tokens=site.block_tokens, joined=joined,
+    )  # fmt: skip
+    q, k_pool, v_pool = site.result.fields
+    last = len(site.operands) - 1
+    done = emit.launch_in_place(
+        _once(qk_prep, job, site.n), site.operands, [k_pool, v_pool, q], [last - 1, last, -1]
+    )
+    return emit.emit(relax.Tuple([emit.item(done, i) for i in (2, 0, 1)]))
+
+
+def _attention_job(site: Site) -> Attention:
+    a = site.attrs
+    return Attention(
+        a["heads"], a["kv_heads"], a["head_dim"],
+        scale=a["scale"], window=a["window"], softcap=a["softcap"] or None,
+        kv_dtype=site.kv_dtype, block_tokens=site.block_tokens,
+    )  # fmt: skip
+
+
+def _attention_decode(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
+    job = _attention_job(site)
+    items = work.ty.shape[0]
+    acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
+    ml = relax.TensorType([items, job.heads, 2], "float32")
+    parts = emit.launch(
+        _once(attention_split, job, site.n),
+        [q, positions, work, block_table, k_pool, v_pool],
+        [acc, ml],
+    )
+    kernel = _once(attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
+    return emit.launch(
+        kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], _outputs(site.result)
+    )
+
+
+def _attention_prefill(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
+    job = _attention_job(site)
+    rows = relax.TensorType(list(q.ty.shape), "float32")
+    kernel = _once(attention_prefill, job, site.n)
+    out = emit.launch(kernel, [q, positions, tiles, work, block_table, k_pool, v_pool], [rows])
+    if not site.attrs["quantize"]:
+        return out
+    return emit.launch(_once(quantize, int(q.ty.shape[1]), site.n), [out], _outputs(site.result))
+
+
+def _argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kernel = _once(select.argmax, int(site.operands[0].ty.shape[1]), _rows(site))
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _take_rows(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kernel = _once(select.take_rows, int(site.operands[0].ty.shape[1]), site.n, _rows(site))
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _softcap(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kernel = _once(
+        select.softcap, int(site.operands[0].ty.shape[1]), _rows(site), site.attrs["cap"]
+    )
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _add(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+    kernel = _once(residual_add, int(site.operands[0].ty.shape[1]), site.n, 0.0)
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _rows(site: Site) -> int | None:
+    """Rows of the result where they are known; they may be fewer than those of the step."""
+    rows = site.result.shape[0]
+    return int(rows) if isinstance(rows, tirx.IntImm) else None
+
+
+def _always(site: Site) -> bool:
+    return True
+
+
+def _decodes(site: Site) -> bool:
+    return site.n is not None
+
+
+def _quantised_rows_are_whole(site: Site) -> bool:
+    return not site.attrs["quantize"] or site.attrs["rows"] % 32 == 0
+
+
+def _two_rows_of_eights(site: Site) -> bool:
+    shape = site.operands[1].ty.shape
+    return len(shape) == 2 and int(shape[1]) % 8 == 0
+
+
+SCHEDULES: tuple[Schedule, ...] = (
+    Schedule("linear_x8", "linear", _always, _linear),
+    Schedule("linear_x8", "linear_group", _always, _linear),
+    Schedule("gate_up_x8", "gate_up", _quantised_rows_are_whole, _gate_up),
+    Schedule("embed_x8", "embed", _always, _embed),
+    Schedule("head_argmax_x8", "head_argmax", _always, _head_argmax),
+    Schedule("block_norm", "block_norm", _always, _block_norm),
+    Schedule("quantize", "quantize", _always, _quantize),
+    Schedule("rope_table", "rope_table", _always, _rope_table),
+    Schedule("qk_prep", "qk_prep", _always, _qk_prep),
+    Schedule("attention_split", "attention", _decodes, _attention_decode),
+    Schedule("attention_tiled", "attention", _always, _attention_prefill),
+    Schedule("argmax", "argmax", _always, _argmax),
+    Schedule("take_rows", "take_rows", _always, _take_rows),
+    Schedule("softcap", "softcap", _always, _softcap),
+    Schedule("add", "add", _two_rows_of_eights, _add),
+)

@@ -1,0 +1,235 @@
+"""Attention over the paged pool: decode splits the context among threads, prefill the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import tirx
+
+from xpuc.schedules.llvm import tir
+from xpuc.schedules.llvm.attention_core import (
+    GROUP,
+    NOTHING,
+    Accumulators,
+    Attention,
+    Context,
+    Inputs,
+    Span,
+    join_values,
+    merge,
+    softmax,
+    span_of,
+)
+from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
+from xpuc.schedules.llvm.quantize import BLOCK, Q8a, emit_block, q8a_args
+from xpuc.schedules.llvm.tir import Buffer, Expr, T
+
+__all__ = ["attention_prefill", "attention_reduce", "attention_split", "tile_rows_for"]
+
+REGISTERS = 12  # accumulators that fit beside their operands in 16 vector registers
+
+
+def _rows(n: int | None) -> int | Expr:
+    return tir.rows_var() if n is None else n
+
+
+def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
+    """Attention of single rows to single segments.
+
+    Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
+    segment); block_table i32 (s, max_blocks); Kp, Vp; outputs acc f32 (w, heads, head_dim), the sum
+    of weighted values, and ml f32 (w, heads, 2), the largest score and the sum of the weights.
+    """
+    rows = _rows(n)
+
+    def body() -> None:
+        inputs = Inputs.declare(job, rows, tiled=False)
+        items, work = inputs.items, inputs.work
+        acc = tir.arg("acc", (items, job.heads, job.head_dim), "float32")
+        ml = tir.arg("ml", (items, job.heads, 2), "float32")
+        with tir.parallel(0, items * job.kv_heads) as index:
+            item, kv_head = tir.let(index // job.kv_heads), tir.let(index % job.kv_heads)
+            row = tir.let(work[item, 0])
+            position = tir.let(inputs.positions[row])
+            span = span_of(job, work[item, 3], position, position)
+            context = inputs.context(job, tir.let(work[item, 2]), kv_head)
+            for first, count in _portions(job):
+                head = tir.let(kv_head * job.group + first)
+                scores = _Scores(
+                    count, job.segment_tokens + 3 * GROUP
+                )  # _dots writes whole steps of groups
+                _dots(context, inputs.q, (row, head), span, scores)
+                with tir.serial(0, count) as i:
+                    largest, total = softmax(job, scores.buffer, i * scores.pitch, span, position)
+                    tir.store(ml, (item, head + i, 0), largest, 1)
+                    tir.store(ml, (item, head + i, 1), total, 1)
+                _weighted_values(context, span, scores, acc, (item, head))
+
+    return tir.prim_func(f"attention_split_{job.name}_r{n or 'n'}", body)
+
+
+class _Scores:
+    """The scores, then the weights, of some queries with a segment: query i from i * pitch on."""
+
+    def __init__(self, queries: int, pitch: int) -> None:
+        self.queries, self.pitch = queries, pitch
+        self.buffer = tir.scratch(queries * pitch, "float32")
+
+
+def _portions(job: Attention) -> Iterator[tuple[int, int]]:
+    """(first, count): the queries of a group in equal portions that fit the registers."""
+    group = job.group
+    portions = -(-group * (GROUP // job.lanes) // REGISTERS)
+    for i in range(portions):
+        first = i * group // portions
+        yield first, (i + 1) * group // portions - first
+
+
+def _dots(
+    context: Context, q: Buffer, where: tuple[Expr, Expr], span: Span, scores: _Scores
+) -> None:
+    """The dot products of some heads of one row with the keys of a segment."""
+    job, (row, head) = context.job, where
+    vectors = GROUP // job.lanes
+    # Few queries are few chains of fma: groups side by side keep the multipliers busy.
+    beside = max(1, 8 // (scores.queries * vectors))
+    with tir.serial(0, (span.g1 - span.g0 + beside - 1) // beside) as step:
+        g = tir.let(span.g0 + step * beside)
+        # A group past the end is read as the last one again; nobody reads its scores.
+        groups = [tir.let(T.min(g + j, span.g1 - 1)) for j in range(2 * beside)]
+        places = [context.place(span.first + group * GROUP) for group in groups]
+        dots = Accumulators(scores.queries, beside * vectors, job.lanes)
+
+        def add(d: Expr, dots: Accumulators = dots, places: list[Any] = places) -> None:
+            dots.add(
+                lambda i: q[row, (head + i) * job.head_dim + d],
+                lambda v: context.key(places[v // vectors], d, v % vectors),
+            )
+
+        with tir.serial(0, job.head_dim // 2) as pair:
+            for here, ahead in zip(places[:beside], places[beside:], strict=True):
+                context.fetch_keys(ahead, pair)
+                context.fetch_values(here, pair)
+            add(2 * pair)
+            add(2 * pair + 1)
+        for i in range(scores.queries):
+            for v in range(dots.vectors):
+                t = i * scores.pitch + g * GROUP + v * job.lanes
+                tir.store(scores.buffer, t, dots.value(i, v), job.lanes)
+
+
+def _weighted_values(
+    context: Context, span: Span, weights: _Scores, acc: Buffer, where: tuple[Expr, Expr]
+) -> None:
+    """The values of a segment, weighted for some heads of one row."""
+    job, (item, head) = context.job, where
+    vectors = _most_vectors(job, weights.queries)
+    with tir.serial(0, job.head_dim // (vectors * job.lanes)) as chunk:
+        start = tir.let(chunk * vectors * job.lanes)
+        sums = Accumulators(weights.queries, vectors, job.lanes)
+        with tir.serial(span.g0, span.g1) as g:
+            place = context.place(span.first + g * GROUP)
+            # Not one token further: what lies there is another sequence's, or was never written.
+            with tir.serial(0, T.min(GROUP, span.end - g * GROUP)) as t:
+                sums.add(
+                    lambda i: weights.buffer[i * weights.pitch + g * GROUP + t],
+                    lambda v: context.value(place, t, start + v * job.lanes),
+                )
+        for i in range(weights.queries):
+            for v in range(vectors):
+                index = (item, head + i, start + v * job.lanes)
+                tir.store(acc, index, sums.value(i, v), job.lanes)
+
+
+def _most_vectors(job: Attention, queries: int) -> int:
+    """How many vectors of a value to take at a time."""
+    whole = job.head_dim // job.lanes
+    return max(v for v in range(1, whole + 1) if whole % v == 0 and v * queries <= REGISTERS)
+
+
+def attention_reduce(job: Attention, n: int | None, *, quantize: bool = False) -> tirx.PrimFunc:
+    """Merge the segments of every row.
+
+    Arguments: acc f32 (w, heads, head_dim) and ml f32 (w, heads, 2) of `attention_split`; tiles i32
+    (t, 4) = (row, 1, first work item, work items); output o f32 (n, heads head_dim), or its q8a
+    with `quantize`. Rows in no tile become zeros.
+    """
+    rows, width = _rows(n), job.heads * job.head_dim
+
+    def body() -> None:
+        items, count = tir.rows_var("w"), tir.rows_var("t")
+        acc = tir.arg("acc", (items, job.heads, job.head_dim), "float32")
+        ml = tir.arg("ml", (items, job.heads, 2), "float32")
+        tiles = tir.arg("tiles", (count, 4), "int32")
+        out = q8a_args(width, rows) if quantize else tir.arg("o", (rows, width), "float32")
+        with tir.each_row(rows, width) as row:
+            _clear(out, row, width, job.lanes)
+        with tir.serial(0, count) if n == 1 else tir.parallel(0, count) as tile:
+            row, first, last = tiles[tile, 0], tiles[tile, 2], tiles[tile, 2] + tiles[tile, 3]
+            row, first, last = (tir.let(x) for x in (row, first, last))
+            if isinstance(out, Q8a):
+                merged = tir.scratch(width, "float32")
+                with tir.serial(0, width // job.lanes) as i:
+                    tir.store(merged, i * job.lanes, _zero(job.lanes), job.lanes)
+                _merge_row(job, (acc, ml), (first, last), merged, None)
+                with tir.serial(0, width // BLOCK) as block:
+                    starts = [block * BLOCK + i for i in range(0, BLOCK, job.lanes)]
+                    values = [tir.load(merged, c, job.lanes) for c in starts]
+                    emit_block(values, out, block, row, job.lanes)
+            else:
+                _merge_row(job, (acc, ml), (first, last), out, row)
+
+    words = ["attention_reduce", job.name, *(["q8"] if quantize else []), f"r{n or 'n'}"]
+    return tir.prim_func("_".join(words), body)
+
+
+def _zero(lanes: int) -> Expr:
+    return tir.const(0.0, "float32", lanes)
+
+
+def _clear(out: Buffer | Q8a, row: Expr, width: int, lanes: int) -> None:
+    if not isinstance(out, Q8a):
+        with tir.serial(0, width // lanes) as i:
+            tir.store(out, (row, i * lanes), _zero(lanes), lanes)
+        return
+    with tir.serial(0, width // BLOCK) as block:
+        tir.store(out.xq, (block, row, 0), tir.const(0, "int8", BLOCK), BLOCK)
+        for halves in (out.xd, out.xs):
+            tir.store(halves, (block, row, 0), _zero(2), 2)
+        tir.store(out.xt, (block, row), _zero(1), 1)
+
+
+def _merge_row(
+    job: Attention,
+    parts: tuple[Buffer, Buffer],
+    items: tuple[Expr, Expr],
+    out: Buffer,
+    row: Expr | None,
+) -> None:
+    """Merge work items into `out`, which is zero: row `row` of it, or all of it."""
+    acc, ml = parts
+    with tir.serial(0, job.heads) as head:
+        state = tir.scratch(2, "float32")  # the largest score and the sum of weights so far
+        tir.store(state, 0, tir.const(NOTHING, "float32"), 1)
+        tir.store(state, 1, _zero(1), 1)
+
+        def place(c: Expr, head: Expr = head) -> Expr:
+            column = head * job.head_dim + c
+            return column if row is None else (row, column)
+
+        with tir.serial(*items) as item:
+            step = merge(job, state[0], ml[item, head, 0])
+            tir.store(state, 1, step.joined(state[1], ml[item, head, 1]), 1)
+            tir.store(state, 0, step.largest, 1)
+            with tir.serial(0, job.head_dim // job.lanes) as i:
+                c = i * job.lanes
+                segment = tir.load(acc, (item, head, c), job.lanes)
+                before = tir.load(out, place(c), job.lanes)
+                value = join_values(before, segment, (step.keep, step.take), job.lanes)
+                tir.store(out, place(c), value, job.lanes)
+        inverse = tir.let(tir.const(1.0, "float32") / state[1])
+        with tir.serial(0, job.head_dim // job.lanes) as i:
+            c = i * job.lanes
+            value = tir.load(out, place(c), job.lanes) * tir.splat(inverse, job.lanes)
+            tir.store(out, place(c), value, job.lanes)

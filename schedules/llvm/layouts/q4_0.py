@@ -1,0 +1,22 @@
+"""Q4_0: w = d * (q - 8), blocks of 32, `d f16 | 16 bytes`, a byte holding columns i and i + 16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpuc.schedules.llvm.blocks import SubBlock, View
+from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
+
+COLUMNS, BYTES = 32, 18
+PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
+
+
+def fields(blocks: Bytes) -> Fields:
+    """Bytes of blocks to fields."""
+    return {"qs": blocks[..., 2:].reshape(*blocks.shape[:2], 4, 4), "d": halves(blocks, 0)}
+
+
+def sub_blocks(block: View) -> Iterator[SubBlock]:
+    """A block is one sub-block."""
+    quants = block.quants("qs", 0, bits=4)
+    yield SubBlock(block.lanes, quants, block.f32("d"), top=15, offset=8)

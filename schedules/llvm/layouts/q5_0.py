@@ -1,0 +1,23 @@
+"""Q5_0: w = d * (q - 16), blocks of 32, `d f16 | 4 bytes of fifth bits | 16 bytes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpuc.schedules.llvm.blocks import SubBlock, View
+from xpuc.schedules.llvm.packing import Bytes, Field, Fields, fifth_bit, halves, nibbles, pack_bits
+
+COLUMNS, BYTES = 32, 22
+PLANES = (Field("qs", "uint8", 20), Field("d", "float16", 1))
+
+
+def fields(blocks: Bytes) -> Fields:
+    """Bytes of blocks to fields."""
+    quants = nibbles(blocks[..., 6:], 16) | fifth_bit(blocks[..., 2:6])
+    return {"qs": pack_bits(quants, 5), "d": halves(blocks, 0)}
+
+
+def sub_blocks(block: View) -> Iterator[SubBlock]:
+    """A block is one sub-block."""
+    quants = block.quants("qs", 0, bits=5)
+    yield SubBlock(block.lanes, quants, block.f32("d"), top=31, offset=16)

@@ -1,0 +1,32 @@
+"""Q6_K: w = d * scale * (q - 32), blocks of 256 with a signed byte as scale for every 16 columns.
+
+`128 bytes of low nibbles | 64 bytes of upper bits | 16 scales | d f16`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
+from xpuc.schedules.llvm.packing import Bytes, Field, Fields, crumbs, halves, nibbles, pack_bits
+
+COLUMNS, BYTES = 256, 210
+PLANES = (Field("qs", "uint8", 192), Field("scales", "int8", 16), Field("d", "float16", 1))
+
+
+def fields(blocks: Bytes) -> Fields:
+    """Bytes of blocks to fields."""
+    quants = nibbles(blocks[..., :128], 64) | crumbs(blocks[..., 128:192]) << np.uint8(4)
+    scales = blocks[..., 192:208].view(np.int8).reshape(*blocks.shape[:2], 8, 2)
+    return {"qs": pack_bits(quants, 6), "scales": scales, "d": halves(blocks, 208)}
+
+
+def sub_blocks(block: View) -> Iterator[SubBlock]:
+    """8 sub-blocks."""
+    d = block.f32("d")
+    for j in range(8):
+        quants = block.quants("qs", j, bits=6)
+        factors = Factors(block.load("scales", 2 * j, 2), 2)
+        yield SubBlock(block.lanes, quants, d, top=63, offset=32, factors=factors)

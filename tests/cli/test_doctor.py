@@ -1,0 +1,104 @@
+"""`xpuc doctor`: what is there, what is missing, and the command that adds it."""
+
+import pytest
+from cli_runs import invoke
+
+from xpuc.cli import diagnosis, requirements
+from xpuc.cli.requirements import Requirement, accepts
+
+CORE = Requirement("numpy", ">=1.26", "", "2.0")
+COMPILER = Requirement("apache-tvm", "==0.27.0.post1", "compile", "0.27.0.post1")
+PEER = Requirement("xllamacpp", "", "peer", None)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with the given packages and no look at the compiler."""
+    monkeypatch.setenv("XPUC_CACHE", str(tmp_path))
+    monkeypatch.setattr(diagnosis, "_compiler", lambda: iter(()))
+
+    def have(*packages):
+        monkeypatch.setattr(requirements, "declared", lambda: iter(packages))
+
+    return have
+
+
+def test_a_machine_that_can_do_all(machine):
+    machine(CORE, COMPILER, PEER)
+    done = invoke("doctor")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "run: yes; compile: yes (--target llvm)"
+
+
+def test_a_deployment_machine_runs_but_does_not_compile(machine):
+    machine(CORE, Requirement("apache-tvm", "==0.27.0.post1", "compile", None))
+    done = invoke("doctor")
+    assert done.code == 1
+    assert "  apache-tvm  pip install 'xpuc[compile]'" in done.out.splitlines()
+    assert done.out.splitlines()[-1] == "run: yes; compile: no (--target llvm)"
+
+
+def test_a_package_outside_its_pins_is_missing(machine):
+    machine(Requirement("apache-tvm-ffi", ">=0.1.14.post0,<0.1.15", "", "0.1.15.post1"), COMPILER)
+    found = invoke("doctor", "--json").json
+    (row,) = [each for each in found["findings"] if each["subject"] == "apache-tvm-ffi"]
+    assert row["mark"] == "missing"
+    assert "0.1.15.post1" in row["found"]
+    assert not found["can_run"]
+    assert not found["can_compile"]
+
+
+def test_a_missing_peer_is_a_note(machine):
+    machine(CORE, COMPILER, PEER)
+    done = invoke("doctor", "--json")
+    (row,) = [each for each in done.json["findings"] if each["subject"] == "xllamacpp"]
+    assert (row["mark"], row["fix"]) == ("note", "pip install xllamacpp")
+    assert done.code == 0
+
+
+@pytest.mark.slow
+def test_this_machine_can_compile_the_tests():
+    findings = {each["subject"]: each for each in invoke("doctor", "--json").json["findings"]}
+    assert findings["LLVM target"]["mark"] == "ok"
+    assert findings["C compiler"]["mark"] == "ok"
+    assert findings["apache-tvm"]["mark"] == "ok"
+
+
+@pytest.mark.slow
+def test_without_a_c_compiler_it_names_one(monkeypatch):
+    monkeypatch.setattr("xpuc.codegen.build.find_linker", lambda: None)
+    done = invoke("doctor")
+    assert "  C compiler  apt install gcc, or pip install ziglang" in done.out.splitlines()
+    assert done.code == 1
+
+
+def test_the_pins_are_those_of_the_project():
+    pins = {each.name: each for each in requirements.declared()}
+    assert pins["apache-tvm-ffi"].is_met
+    assert "<0.1.15" in pins["apache-tvm-ffi"].pins
+    assert pins["apache-tvm"].extra == "compile"
+    assert pins["xllamacpp"].extra == "peer"
+
+
+@pytest.mark.parametrize(
+    ("pins", "found", "met"),
+    [
+        ("", "1", True),
+        (">=1.26", "1.26", True),
+        (">=1.26", "1.26.0", True),
+        (">=1.26", "2.0", True),
+        (">=1.26", "1.9", False),
+        (">=0.1.14.post0,<0.1.15", "0.1.14.post1", True),
+        (">=0.1.14.post0,<0.1.15", "0.1.14", False),
+        (">=0.1.14.post0,<0.1.15", "0.1.15", False),
+        (">=0.1.14.post0,<0.1.15", "0.1.15.post2", False),
+        ("==0.27.0.post1", "0.27.0.post1", True),
+        ("==0.27.0.post1", "0.27.0", False),
+        ("!=3", "3", False),
+        (">2,<=4", "4", True),
+        (">2,<=4", "2", False),
+        (">=1.0", "1.0+cpu", True),
+    ],
+)
+def test_pins(pins, found, met):
+    assert accepts(pins, found) is met

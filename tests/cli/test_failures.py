@@ -1,0 +1,159 @@
+"""How commands fail: two lines for what the user can mend, one for a bug, never a traceback."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+from cli_runs import invoke, write_manifest
+
+from xpuc.errors import XpucError
+
+USAGE, BUG, INTERRUPTED = 2, 1, 130
+NAMES = "bench, compile, doctor, inspect, opt, run, score, tokenize"
+
+# arguments, the message, the hint
+MISTAKES = [
+    ("rum", "unknown command: 'rum'", f"did you mean 'run'? known: {NAMES}"),
+    ("xyzzy", "unknown command: 'xyzzy'", f"known: {NAMES}"),
+    ("--verzion", "unknown option: --verzion", "did you mean --version? see xpuc --help"),
+    ("run", "ARTIFACT|MODEL is missing", "type xpuc run [OPTIONS] ARTIFACT|MODEL"),
+    ("run m --tmep 1", "unknown option: --tmep",
+     "did you mean --temp, --stop, --help? see xpuc run --help"),
+    ("run m --xyzzy", "unknown option: --xyzzy", "see xpuc run --help"),
+    ("run m hello", "unexpected argument: hello", "type xpuc run [OPTIONS] ARTIFACT|MODEL"),
+    ("run m --temp", "option '--temp' requires an argument", "see xpuc run --help"),
+    ("run m --temp hot", "--temperature: 'hot' is not a valid float", "see xpuc run --help"),
+    ("run m --threads 0", "--threads: 0 is not in the range x>=1", "see xpuc run --help"),
+    ("run m -p x --top-p 1.5", "top_p is 1.5", "give a number from 0 to 1"),
+    ("run m -p x -n 0", "max_tokens is 0", "give a whole number from 1 up"),
+    ("run m -p x --stop=", "stop: ''", "give texts of at least one character"),
+    ("run m -p x -l 12", "--logit-bias 12: not understood",
+     "write a token id and a bias: 15043+1 or 15043-inf"),
+    ("run m -p x -f y", "both -p and -f are given", "give the text one way"),
+    ("run m -f nope.txt", "nope.txt: not found", "give the path of a text file"),
+    ("run m.gguf -p x", "m.gguf: not found", "give the path of a MODEL or ARTIFACT"),
+    ("tokenize m.gguf -p x", "m.gguf: not found", "give the path of a MODEL or ARTIFACT"),
+    ("inspect m.gguf", "m.gguf: not found", "give the path of a GGUF checkpoint or ARTIFACT"),
+    ("inspect .", ".: not an xpuc artifact (no manifest.json)",
+     "compile the model again: xpuc compile MODEL -o ."),
+    ("score m", "give the text one way, with --ids or with -f", "see xpuc score --help"),
+    ("score m -f - --top -1", "--top -1: out of range", "choose 0 to 1000"),
+    ("compile m.gguf", "m.gguf: not found", "give the path of a GGUF checkpoint"),
+    ("compile m.gguf --kv q8", "--kv: 'q8' is not one of 'f16', 'f32'", "see xpuc compile --help"),
+    ("compile m.gguf --target cuda",
+     "--target cuda: this version of xpuc compiles for the CPU only",
+     "leave --target out, or say --target llvm"),
+    ("bench . -p 0 -n 0", "-p 0 and -n 0 leave nothing to measure", "give one of them a length"),
+    ("bench . -p many", "--n-prompt: 'many' is not a number or several with commas between",
+     "see xpuc bench --help"),
+    ("bench . -b 1,0", "--batch: 0 is out of range: choose 1 to 256", "see xpuc bench --help"),
+    ("bench . --vs llama.cpp", "--vs llama.cpp: needs the checkpoint",
+     "name it with --model FILE.gguf"),
+    ("opt x.py --pass fuse_qkv", "x.py: not found", "give the path of a dumped graph"),
+    ("opt x.py", "--pass is missing", "type xpuc opt [OPTIONS] FILE"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XPUC_DEBUG", raising=False)
+
+
+@pytest.mark.parametrize(("line", "message", "hint"), MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_takes_two_lines(line, message, hint):
+    done = invoke(*line.split(), stdin="text")
+    assert done.err == f"error: {message}\nhint: {hint}\n"
+    assert done.out == ""
+    assert done.code == USAGE
+
+
+def test_text_that_is_not_utf8_names_the_byte(tmp_path):
+    (tmp_path / "t.txt").write_bytes(b"caf\xe9")
+    done = invoke("run", "m", "-f", "t.txt")
+    assert done.err.splitlines()[0] == "error: t.txt: byte 3 is not UTF-8"
+    assert done.code == USAGE
+
+
+def test_a_file_that_is_no_checkpoint(tmp_path):
+    (tmp_path / "m.gguf").write_text("hello, this is text")
+    for command in ("inspect", "run", "tokenize"):
+        done = invoke(command, "m.gguf", stdin="text")
+        assert done.err.splitlines()[0].startswith("error: m.gguf: "), command
+        assert len(done.err.splitlines()) == 2
+        assert done.code == USAGE
+
+
+def test_an_artifact_of_another_version_says_how_to_make_it_anew(tmp_path):
+    write_manifest(tmp_path / "m.xpuc", format_version=99)
+    done = invoke("inspect", "m.xpuc")
+    assert "artifact format 99, this xpuc reads format 1" in done.err
+    assert "hint: compile the model again: xpuc compile MODEL -o m.xpuc" in done.err
+    assert done.code == USAGE
+
+
+def _failing(monkeypatch, error):
+    def fail(path, what=""):
+        raise error
+
+    monkeypatch.setattr("xpuc.cli.sources.require", fail)
+    return invoke("inspect", "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (XpucError("m: bad", "mend it"), "m: bad", "mend it"),
+        (PermissionError(errno.EACCES, "Permission denied", "/out"), "/out: permission denied",
+         "check the path, its permissions and the space left"),
+        (OSError(errno.ENOSPC, "No space left on device", "/out"), "/out: no space left on device",
+         "check the path, its permissions and the space left"),
+        (ModuleNotFoundError("No module named 'tvm'", name="tvm"),
+         "the compiler needs apache-tvm, which is not installed", "pip install 'xpuc[compile]'"),
+        (MemoryError(), "not enough memory", "ask for a smaller context (--ctx), or free some"),
+    ],
+    ids=["xpuc", "permission", "space", "package", "memory"],
+)  # fmt: skip
+def test_what_the_user_can_mend_takes_two_lines(monkeypatch, error, message, hint):
+    done = _failing(monkeypatch, error)
+    assert done.err == f"error: {message}\nhint: {hint}\n"
+    assert done.code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("blk.0"), "bug: KeyError: 'blk.0' (XPUC_DEBUG=1 shows where)"),
+        (ValueError("two\nlines"), "bug: ValueError: two lines (XPUC_DEBUG=1 shows where)"),
+        (AssertionError(), "bug: AssertionError: no message (XPUC_DEBUG=1 shows where)"),
+        (ModuleNotFoundError("No module named 'x'", name="x"),
+         "bug: ModuleNotFoundError: No module named 'x' (XPUC_DEBUG=1 shows where)"),
+    ],
+    ids=["key", "value", "assertion", "module"],
+)  # fmt: skip
+def test_a_bug_takes_one_line(monkeypatch, error, line):
+    assert _failing(monkeypatch, error) == (BUG, "", f"{line}\n")
+
+
+def test_debug_shows_the_traceback_and_then_the_lines(monkeypatch):
+    monkeypatch.setenv("XPUC_DEBUG", "1")
+    done = _failing(monkeypatch, XpucError("m: bad", "mend it"))
+    assert done.err.startswith("Traceback (most recent call last):")
+    assert done.err.endswith("error: m: bad\nhint: mend it\n")
+    assert done.code == USAGE
+
+
+def test_ctrl_c_takes_one_line(monkeypatch):
+    assert _failing(monkeypatch, KeyboardInterrupt()) == (INTERRUPTED, "", "interrupted\n")
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error():
+    code = "from xpuc.cli import main; main(['run', '--help'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()

@@ -1,0 +1,198 @@
+"""`xpuc run` on an engine whose model is a few hash functions."""
+
+import signal
+
+import numpy as np
+import pytest
+from cli_runs import invoke, write_manifest
+from fake_model import FakeCodec, FakeModel
+
+from xpuc.runtime.engine import Engine
+
+INTERRUPTED = 130
+TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}.{% endfor %}"
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    return write_manifest(tmp_path / "m.xpuc")
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """The engine that `load` gives, and with which arguments it was asked for."""
+    made = Engine(FakeModel(), FakeCodec(), chat_template=TEMPLATE)
+    made.asked = []
+
+    def load(path, **options):
+        made.asked.append(options)
+        return made
+
+    monkeypatch.setattr("xpuc.runtime.engine.load", load)
+    return made
+
+
+def run(artifact, *args, **more):
+    return invoke("run", artifact, "--temp", 0, "-n", 6, *args, **more)
+
+
+def test_the_text_goes_to_stdout_and_the_rates_to_stderr(artifact, engine):
+    done = run(artifact, "--raw", "-p", "hello")
+    assert done.code == 0
+    assert done.out == engine.generate("hello", temperature=0, max_tokens=6).text + "\n"
+    assert done.err.startswith("prompt 5 tokens, ")
+    assert done.err.endswith(("; length\n", "; stop\n"))
+    assert len(done.err.splitlines()) == 1
+
+
+def test_one_object_with_the_keys_that_are_promised(artifact, engine):
+    done = run(artifact, "--raw", "-p", "hello", "--json")
+    result = engine.generate("hello", temperature=0, max_tokens=6)
+    assert not done.err
+    assert done.json["prompt_ids"] == result.prompt_ids == engine.tokenizer.encode("hello")
+    assert done.json["ids"] == result.ids
+    assert done.json["text"] == result.text
+    assert done.json["finish_reason"] == result.finish_reason
+    assert done.json["timings"]["n_prompt"] == 5
+    assert done.json["timings"]["n_generated"] == len(result.ids)
+    rates = {"first_token_ms", "prompt_ms", "decode_ms", "prompt_tokens_per_s", "tokens_per_s"}
+    assert rates <= done.json["timings"].keys()
+
+
+def test_loads_for_one_sequence_and_warms_the_smallest_bucket(artifact, engine):
+    run(artifact, "-p", "hello", "-c", 32, "-t", 3)
+    assert engine.asked == [{"threads": 3, "ctx": 32, "n_sequences": 1, "warm_rows": 1}]
+
+
+@pytest.mark.parametrize(
+    ("told", "args", "prompt"),
+    [
+        ("gguf", [], "user hi."),
+        ("gguf", ["--raw"], "hi"),
+        ("gguf", ["--system", "be terse"], "system be terse.user hi."),
+        ("builtin gemma", [], "hi"),
+        ("builtin gemma", ["--chat"], "user hi."),
+        ("builtin gemma", ["--system", "no"], "system no.user hi."),
+        (None, [], "hi"),
+    ],
+)
+def test_chat_is_for_models_that_bring_a_template(tmp_path, engine, told, args, prompt):
+    made = write_manifest(tmp_path / "m.xpuc", tokenizer={"chat_template": told})
+    done = run(made, "-p", "hi", "--json", *args)
+    assert done.json["prompt_ids"] == engine.tokenizer.encode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("told", "args", "message"),
+    [
+        (None, ["--chat"], "the model has no chat template"),
+        (
+            "gguf",
+            ["--raw", "--system", "x"],
+            "--system: goes into a chat template, and --raw uses none",
+        ),
+    ],
+)
+def test_a_chat_that_cannot_be(tmp_path, engine, told, args, message):
+    made = write_manifest(tmp_path / "m.xpuc", tokenizer={"chat_template": told})
+    done = run(made, "-p", "hi", *args)
+    assert message in done.err.splitlines()[0]
+    assert done.code == 2
+
+
+def test_the_prompt_comes_from_a_file_or_stdin_less_one_newline(artifact, engine, tmp_path):
+    (tmp_path / "p.txt").write_text("hello\n")
+    given = run(artifact, "--raw", "-p", "hello", "--json").json["prompt_ids"]
+    assert run(artifact, "--raw", "-f", tmp_path / "p.txt", "--json").json["prompt_ids"] == given
+    assert run(artifact, "--raw", "--json", stdin="hello\n").json["prompt_ids"] == given
+    assert (
+        run(artifact, "--raw", "-f", "-", "--json", stdin="hello\r\n").json["prompt_ids"] == given
+    )
+
+
+def test_a_seed_repeats_the_answer(artifact, engine):
+    first = invoke("run", artifact, "-p", "hi", "-n", 8, "--json", "--temp", 2).json
+    again = invoke(
+        "run", artifact, "-p", "hi", "-n", 8, "--json", "--temp", 2, "-s", first["seed"]
+    ).json
+    other = invoke("run", artifact, "-p", "hi", "-n", 8, "--json", "--temp", 2, "-s", 7).json
+    assert again["ids"] == first["ids"]
+    assert other["ids"] != first["ids"]
+
+
+def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
+    asked = []
+    add = engine.add_request
+    monkeypatch.setattr(
+        engine, "add_request", lambda p, params: asked.append(params) or add(p, params)
+    )
+    invoke(
+        "run", artifact, "-p", "hi", "-n", 3, "--temp", 0.5, "--top-k", 3, "--top-p", 0.6,
+        "--min-p", 0.1, "--typical", 0.9, "--top-nsigma", 2,
+        "--xtc-probability", 0.3, "--xtc-threshold", 0.2,
+        "--repeat-penalty", 1.2, "--repeat-last-n", 9, "--presence-penalty", 0.4,
+        "--frequency-penalty", 0.7, "--dry-multiplier", 0.8, "--dry-base", 1.5,
+        "--dry-allowed-length", 4, "--dry-penalty-last-n", 20, "--dry-sequence-breaker", "none",
+        "--samplers", "top_k;temperature", "-l", "5+1.5", "-l", "6-inf", "-s", 4, "--ignore-eos",
+        "--stop", "one", "--stop", "two",
+    )  # fmt: skip
+    (params,) = asked
+    shown = {name: getattr(params, name) for name in type(params).__dataclass_fields__}
+    assert shown == {
+        "max_tokens": 3, "temperature": 0.5, "top_k": 3, "top_p": 0.6, "min_p": 0.1,
+        "typical_p": 0.9, "top_n_sigma": 2.0, "xtc_probability": 0.3, "xtc_threshold": 0.2,
+        "repeat_penalty": 1.2, "penalty_last_n": 9, "presence_penalty": 0.4,
+        "frequency_penalty": 0.7, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 4,
+        "dry_last_n": 20, "dry_breakers": (), "samplers": "top_k;temperature",
+        "logit_bias": {5: 1.5, 6: -np.inf}, "seed": 4, "ignore_eos": True, "stop": ("one", "two"),
+        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None,
+    }  # fmt: skip
+
+
+def _interrupt_at(engine, monkeypatch, *calls):
+    model_run = engine.model.run
+
+    def run(batch, *, greedy):
+        if len(engine.model.calls) in calls:
+            signal.raise_signal(signal.SIGINT)
+        return model_run(batch, greedy=greedy)
+
+    monkeypatch.setattr(engine.model, "run", run)
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_what_was_printed(artifact, engine, monkeypatch):
+    whole = run(artifact, "--raw", "-p", "hello", "--ignore-eos", "--json").json
+    start = len(engine.model.calls)
+    _interrupt_at(engine, monkeypatch, start + 2)
+    done = run(artifact, "--raw", "-p", "hello", "--ignore-eos")
+    assert done.code == INTERRUPTED
+    assert done.out == engine.tokenizer.decode(whole["ids"][:3]) + "\n"
+    assert "; answer 3 tokens, " in done.err
+    assert done.err.endswith("; cancelled\n")
+    assert engine.pool.n_used == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait(artifact, engine, monkeypatch):
+    def run_twice(batch, *, greedy):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(engine.model, "run", run_twice)
+    done = run(artifact, "-p", "hello")
+    assert (done.code, done.err) == (INTERRUPTED, "interrupted\n")
+
+
+def test_a_step_that_fails_is_a_bug_in_one_line(artifact, engine):
+    engine.model.fails_at = {len(engine.model.calls) + 1}
+    done = run(artifact, "--raw", "-p", "hello")
+    assert done.code == 1
+    assert "bug: RuntimeError: the step failed: kernel launch failed" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_prompt_that_does_not_fit(artifact, engine):
+    done = run(artifact, "--raw", "-p", "a" * 96)
+    assert done.code == 2
+    assert "the prompt has 96 tokens" in done.err
+    assert "--ctx" in done.err.splitlines()[1]

@@ -1,0 +1,58 @@
+"""Linking: the command is found, runs however many words it has, and its failures are explained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tvm import IRModule, relax
+from tvm.target import Target
+
+from xpuc.codegen import build
+from xpuc.codegen.kernels.activation import silu
+from xpuc.errors import XpucError
+
+
+def module() -> IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4, 8], "float32"))
+    kernel = builder.add_func(silu(8, 4).without_attr("global_symbol"), "silu")
+    with builder.function("step", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.call_tir(kernel, [x], [x.ty]))
+            out = builder.emit_output(builder.emit(relax.call_tir(kernel, [y], [x.ty])))
+        builder.emit_func_output(out)
+    return builder.finalize()
+
+
+@pytest.mark.parametrize("command", ["cc", "env cc"])
+def test_the_linker_may_be_several_words(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", command)
+    built = build.build(module(), Target("llvm"), tmp_path / "model.so")
+    assert built.path.stat().st_size > 0
+    assert built.activation_bytes == {"step": 4 * 8 * 4}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"), [("false", "cannot link"), ("/no/such/cc", "cannot be started")]
+)
+def test_a_linker_that_fails_is_named(
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", command)
+    with pytest.raises(XpucError, match=f"{command}: {message}"):
+        build.build(module(), Target("llvm"), tmp_path / "model.so")
+
+
+def test_without_a_compiler_ziglang_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    found = {"ziglang": object()}
+    monkeypatch.setattr(build.importlib.util, "find_spec", found.get)
+    assert build.find_linker() == [sys.executable, "-m", "ziglang", "cc"]
+    found.clear()
+    with pytest.raises(XpucError, match="no C compiler"):
+        build.build(module(), Target("llvm"), Path("model.so"))

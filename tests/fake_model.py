@@ -1,0 +1,158 @@
+"""A model without weights: its next token hangs on the whole context, read back from a paged pool.
+
+Every index of the batch is used the way a kernel uses it, so a wrong slot, block, tile, segment or
+position gives other tokens, and what a real model could not survive is an assertion here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xpuc.runtime.batch import Batch
+
+_STRANGER = -12345  # what a slot holds that nobody has written
+
+
+class FakeModel:
+    def __init__(self, **sizes: Any) -> None:
+        self.n_vocab: int = sizes.pop("n_vocab", 97)
+        self.block_tokens: int = sizes.pop("block_tokens", 4)
+        self.n_blocks: int = sizes.pop("n_blocks", 64)
+        self.max_context: int = sizes.pop("max_context", 96)
+        self.max_chunk: int = sizes.pop("max_chunk", 16)
+        self.max_batch: int = sizes.pop("max_batch", 4)
+        self.max_out_rows: int = sizes.pop("max_out_rows", 8)
+        self.buckets: tuple[int, ...] = sizes.pop("buckets", (1, 2, 4))
+        self.tile_rows: int = sizes.pop("tile_rows", 4)
+        self.segment_tokens: int = sizes.pop("segment_tokens", 8)
+        assert not sizes, sizes
+        n_slots = self.n_blocks * self.block_tokens
+        self._token = np.full(n_slots, _STRANGER, np.int64)
+        self._position = np.full(n_slots, _STRANGER, np.int64)
+        # The same for every size, so that engines of different sizes run the same model.
+        weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
+        self._weights = weights.astype(np.uint64)
+        self.calls: list[tuple[str, int, bool]] = []  # kind, rows, greedy
+        self.fails_at: set[int] = set()  # numbers of calls that raise
+        self.nan_tokens: set[int] = set()  # tokens after which the logits are no numbers
+
+    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
+        self._check(batch)
+        self.calls.append((batch.kind, batch.n_rows, greedy))
+        written = batch.slots >= 0
+        self._token[batch.slots[written]] = batch.tokens[written]
+        self._position[batch.slots[written]] = batch.positions[written]
+        if len(self.calls) - 1 in self.fails_at:
+            raise RuntimeError("kernel launch failed")
+        digests = self._read_context(batch)
+        logits = np.stack([self._logits(digests[row]) for row in batch.out_rows.tolist()])
+        for place, row in enumerate(batch.out_rows.tolist()):
+            if int(batch.tokens[row]) in self.nan_tokens:
+                logits[place] = np.nan
+        if not greedy:
+            return logits
+        ids: npt.NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
+        ids[np.isnan(logits).any(axis=1)] = -1
+        return ids
+
+    def _read_context(self, batch: Batch) -> dict[int, int]:
+        digests: dict[int, int] = {}
+        for row_start, n_rows, first_work, n_work in batch.tiles.tolist():
+            items = batch.work[first_work : first_work + n_work].tolist()
+            assert all(item[:2] == [row_start, n_rows] for item in items)
+            for row in range(row_start, row_start + n_rows):
+                assert row not in digests, f"row {row} is in two tiles"
+                digests[row] = self._digest(batch, int(batch.positions[row]), items)
+        return digests
+
+    def _digest(self, batch: Batch, position: int, items: list[list[int]]) -> int:
+        total = 0
+        for _, _, seq, segment in items:
+            first = segment * self.segment_tokens
+            places = np.arange(first, min(first + self.segment_tokens, position + 1))
+            if not len(places):
+                continue  # a segment that only later rows of the tile see
+            blocks = batch.block_table[seq, places // self.block_tokens]
+            slots = blocks * self.block_tokens + places % self.block_tokens
+            tokens, positions = self._token[slots], self._position[slots]
+            assert (positions == places).all(), "a slot holds another position's K/V"
+            total += int(((tokens + 1).astype(np.uint64) * self._weights[0, positions]).sum())
+            total ^= int(self._weights[1, len(places)]) * (segment + 1)
+        return total % 2**64
+
+    def _logits(self, digest: int) -> npt.NDArray[np.float32]:
+        random = np.random.Generator(np.random.PCG64(digest))
+        return (3 * random.standard_normal(self.n_vocab)).astype(np.float32)
+
+    def _check(self, batch: Batch) -> None:
+        index = (batch.tokens, batch.positions, batch.slots, batch.tiles, batch.work)
+        for array in (*index, batch.block_table, batch.out_rows):
+            assert array.dtype == np.int32
+            assert array.flags.c_contiguous
+        n = batch.n_rows
+        assert len(batch.positions) == len(batch.slots) == n
+        assert 1 <= len(batch.out_rows) <= self.max_out_rows
+        assert len(batch.block_table) <= self.max_batch
+        in_tiles = sum(batch.tiles[:, 1].tolist())
+        written = batch.slots[batch.slots >= 0].tolist()
+        assert len(set(written)) == len(written) == in_tiles, "two rows write to one slot"
+        if batch.kind == "prefill":
+            assert n == in_tiles <= self.max_chunk
+            assert (batch.tiles[:, 1] <= self.tile_rows).all()
+        else:
+            assert n in self.buckets
+            assert (batch.kind == "decode") == (n == 1)
+            assert (batch.tiles[:, 1] == 1).all()
+            assert (batch.slots[in_tiles:] == -1).all()
+            assert not batch.tokens[in_tiles:].any()
+            assert not batch.positions[in_tiles:].any()
+
+
+class FakeCodec:
+    """Token 0 ends a text; the others are one to three characters, some only part of one."""
+
+    bos_id: int | None = None
+    eos_id: int | None = 0
+    eog_ids: frozenset[int] = frozenset({0})
+
+    def __init__(self, n_vocab: int = 97) -> None:
+        self.n_vocab = n_vocab
+        letters = "abcdefghijklmnopqrstuvwxyz ."
+        self._pieces = [b""]
+        for id_ in range(1, n_vocab):
+            one, two = letters[id_ % len(letters)], letters[id_ * 7 % len(letters)]
+            self._pieces.append((one + two * (id_ // len(letters) % 3)).encode())
+        euro = "€".encode()
+        self._pieces[n_vocab - 2 :] = [euro[:2], euro[2:]]
+
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        return [1 + "abcdefghijklmnopqrstuvwxyz .".index(c) for c in text]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self._pieces[id_].decode(errors="replace") for id_ in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self._pieces[id_] for id_ in ids).decode(errors="replace")
+
+    def stream(self, *, skip_special: bool = False, continued: bool = False) -> FakeStream:
+        return FakeStream(self._pieces)
+
+
+class FakeStream:
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self._held = b""
+
+    def push(self, token_id: int, /) -> str:
+        self._held += self._pieces[token_id]
+        if self._held.endswith("€".encode()[:2]):
+            return ""
+        return self.finish()
+
+    def finish(self) -> str:
+        text, self._held = self._held.decode(errors="replace"), b""
+        return text

@@ -1,0 +1,153 @@
+"""The arrays of a step: what stands in them, that they are reused, how tiles are ordered."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from fake_model import FakeModel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xpuc.runtime.batch import Batch, balanced
+from xpuc.runtime.scheduler import Span
+from xpuc.runtime.sequence import Request, Sequence
+
+INDEX = ("tokens", "positions", "slots", "tiles", "work", "block_table", "out_rows")
+
+
+def sequence_of(tokens: list[int], blocks: list[int], n_computed: int = 0) -> Sequence:
+    sequence = Sequence(Request(0, tuple(tokens)))
+    sequence.blocks, sequence.n_computed = blocks, n_computed
+    return sequence
+
+
+def test_a_decode_batch_is_padded_to_its_bucket() -> None:
+    batch = Batch(FakeModel(block_tokens=4, segment_tokens=8, buckets=(1, 2, 4)))
+    one = sequence_of(list(range(10, 20)), [7, 3, 9])
+    two = sequence_of([30, 31], [5])
+    three = sequence_of([40], [1])
+    batch.fill([Span(one, 9, 1), Span(two, 1, 1), Span(three, 0, 1)])
+    assert batch.kind == "cols"
+    assert batch.n_rows == 4
+    assert batch.tokens.tolist() == [19, 31, 40, 0]
+    assert batch.positions.tolist() == [9, 1, 0, 0]
+    assert batch.slots.tolist() == [9 * 4 + 1, 5 * 4 + 1, 1 * 4, -1]
+    assert batch.tiles.tolist() == [[0, 1, 0, 2], [1, 1, 2, 1], [2, 1, 3, 1]]
+    assert batch.work.tolist() == [[0, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 0], [2, 1, 2, 0]]
+    assert batch.block_table[:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
+    assert batch.out_rows.tolist() == [0, 1, 2]
+
+
+def test_chunks_and_decoding_rows_share_a_prefill_call() -> None:
+    batch = Batch(FakeModel(block_tokens=4, segment_tokens=8, tile_rows=4, max_chunk=16))
+    decoding = sequence_of(list(range(10, 20)), [7, 3, 9])
+    ends = sequence_of(list(range(50, 56)), [2, 4])
+    goes_on = sequence_of(list(range(60, 80)), [8, 6, 0, 1, 5])
+    batch.fill([Span(decoding, 9, 1), Span(ends, 0, 6), Span(goes_on, 4, 5)])
+    assert batch.kind == "prefill"
+    assert batch.tokens.tolist() == [19, *range(50, 56), *range(64, 69)]
+    assert batch.positions.tolist() == [9, *range(6), *range(4, 9)]
+    assert batch.slots.tolist() == [37, 8, 9, 10, 11, 16, 17, 24, 25, 26, 27, 0]
+    rows = sorted((row, n) for row, n, _, _ in batch.tiles.tolist())
+    assert rows == [(0, 1), (1, 4), (5, 2), (7, 4), (11, 1)]
+    for row, n, first, n_work in batch.tiles.tolist():
+        items = batch.work[first : first + n_work].tolist()
+        seq = 0 if row == 0 else 1 if row < 7 else 2
+        n_segments = batch.positions[row + n - 1] // 8 + 1
+        assert items == [[row, n, seq, segment] for segment in range(n_segments)]
+    assert batch.out_rows.tolist() == [0, 6]
+
+
+def test_a_chunk_of_one_row_that_is_not_the_last_is_no_decode() -> None:
+    batch = Batch(FakeModel())
+    goes_on, decoding = sequence_of([1, 2, 3], [0]), sequence_of([4], [1])
+    batch.fill([Span(decoding, 0, 1), Span(goes_on, 0, 1)])
+    assert batch.kind == "prefill"
+    assert batch.out_rows.tolist() == [0]
+
+
+def test_a_step_without_a_wanted_row_names_its_last() -> None:
+    batch = Batch(FakeModel())
+    batch.fill([Span(sequence_of(list(range(9)), [0, 1, 2]), 0, 8)])
+    assert batch.out_rows.tolist() == [7]
+
+
+def test_more_rows_than_the_largest_bucket_go_through_prefill() -> None:
+    batch = Batch(FakeModel(max_batch=6, buckets=(1, 2)))
+    batch.fill([Span(sequence_of([n], [n]), 0, 1) for n in range(3)])
+    assert (batch.kind, batch.n_rows) == ("prefill", 3)
+
+
+def test_every_row_is_wanted_when_asked() -> None:
+    batch = Batch(FakeModel())
+    sequence = sequence_of(list(range(9)), [0, 1, 2])
+    batch.fill([Span(sequence, 0, 6)], every_row=True)
+    assert batch.out_rows.tolist() == list(range(6))
+    batch.fill([Span(sequence, 3, 1)], every_row=True)
+    assert batch.out_rows.tolist() == [0]
+
+
+def test_blocks_that_replace_others_are_written_again() -> None:
+    batch = Batch(FakeModel(block_tokens=4))
+    sequence = sequence_of(list(range(9)), [5, 6, 7])
+    batch.fill([Span(sequence, 8, 1)])
+    sequence.blocks = [1, 2, 3]  # preempted and admitted again
+    sequence.epoch += 1
+    batch.fill([Span(sequence, 8, 1)])
+    assert batch.block_table[0, :3].tolist() == [1, 2, 3]
+    assert batch.slots.tolist() == [12]
+
+
+def test_arrays_start_where_vectors_may_be_read() -> None:
+    batch = Batch(FakeModel())
+    batch.fill([Span(sequence_of([1, 2, 3], [0]), 0, 3)])
+    for name in INDEX:
+        assert getattr(batch, name).ctypes.data % 64 == 0, name
+
+
+def test_decoding_makes_no_array_and_keeps_no_memory() -> None:
+    model = FakeModel(max_context=1024, n_blocks=64, block_tokens=16, segment_tokens=128)
+    batch = Batch(model)
+    sequence = sequence_of([1] * 600, list(range(64)))
+
+    def decode(n: int) -> set[int]:
+        views = set()
+        for _ in range(n):
+            batch.fill([Span(sequence, len(sequence.tokens) - 1, 1)])
+            views |= {id(getattr(batch, name)) for name in INDEX}
+            sequence.tokens.append(1)
+        return views
+
+    first = decode(30)
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    assert decode(8) <= first  # up to position 637 of the segment that ends at 639
+    after = tracemalloc.take_snapshot()
+    tracemalloc.stop()
+    grown = [
+        each
+        for each in after.compare_to(before, "filename")
+        if "batch.py" in each.traceback[0].filename and "test_" not in each.traceback[0].filename
+    ]
+    assert sum(each.size_diff for each in grown) < 256
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 8))
+def test_halves_of_the_tiles_cost_about_the_same(n: int, before: int, rows: int) -> None:
+    tiles = [(i * rows, rows, 0, before + (i + 1) * rows - 1) for i in range(n)]
+    ordered = balanced(tiles)
+    assert sorted(ordered) == tiles
+    middle = -(-n // 2)
+    costs = [rows * (last + 1) for _, _, _, last in ordered]
+    difference = abs(sum(costs[:middle]) - sum(costs[middle:]))
+    assert difference <= max(costs), "one tile more or less is all that may differ"
+
+
+@pytest.mark.parametrize("n_threads", [2, 4])
+def test_threads_share_a_long_prompt_evenly(n_threads: int) -> None:
+    ordered = balanced([(i * 8, 8, 0, i * 8 + 7) for i in range(64)])
+    parts = np.array_split([tile[3] for tile in ordered], n_threads)
+    costs = [int(part.sum()) for part in parts]
+    assert max(costs) <= 1.05 * min(costs)

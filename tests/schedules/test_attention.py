@@ -1,0 +1,224 @@
+"""Attention over paged pools against numpy in double precision; decode and prefill bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from activations import q8a_shapes
+from kernel_calls import build, call
+
+from xpuc.schedules.llvm.attention import attention_reduce, attention_split
+from xpuc.schedules.llvm.attention_core import Attention
+from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
+from xpuc.schedules.llvm.quantize import quantize
+
+SMOLLM2 = Attention(9, 3, 64, 64**-0.5)
+GEMMA3 = Attention(4, 1, 256, 256**-0.5, window=40)
+LAYERS = [
+    SMOLLM2,
+    GEMMA3,
+    Attention(2, 2, 80, 0.2, softcap=4.0, block_tokens=32),
+    Attention(7, 1, 16, 0.3, window=200, kv_dtype="float32"),
+    Attention(16, 2, 32, 0.2, softcap=3.0, window=17, kv_dtype="float32", block_tokens=64),
+    Attention(3, 1, 8, 0.5),
+]
+
+
+def described(job: Attention) -> str:
+    return job.name
+
+
+@cache
+def built(kernel: Callable[..., Any], *args: Any) -> Callable[..., None]:
+    """Compiled once for all tests."""
+    return build(kernel(*args))
+
+
+def reduce_to_q8(job: Attention, n: int | None) -> Any:
+    return attention_reduce(job, n, quantize=True)
+
+
+@dataclass
+class Paged:
+    """Sequences in shuffled blocks of a pool whose other slots hold NaN; their last rows are asked.
+
+    The rows of sequence i are rows[i][0] to rows[i][1] of the step; one padded row comes last.
+    """
+
+    job: Attention
+    q: Any
+    positions: Any
+    rows: list[tuple[int, int]]
+    contexts: list[tuple[Any, Any]]
+    block_table: Any
+    pools: tuple[Any, Any]
+
+
+def paged(job: Attention, sequences: list[tuple[int, int]], seed: int = 0) -> Paged:
+    """`sequences` are (tokens, rows asked)."""
+    rng = np.random.default_rng(seed)
+    bt, kvh, hd = job.block_tokens, job.kv_heads, job.head_dim
+    blocks = [-(-tokens // bt) for tokens, _ in sequences]
+    free = iter(rng.permutation(sum(blocks) + 3))
+    table = np.zeros((len(sequences), max(blocks) + 2), np.int32)
+    keys = np.full((sum(blocks) + 3, kvh, hd, bt), np.nan, job.kv_dtype)
+    values = np.full((sum(blocks) + 3, kvh, bt, hd), np.nan, job.kv_dtype)
+    contexts, rows, positions, start = [], [], [], 0
+    for i, (tokens, asked) in enumerate(sequences):
+        k, v = rng.standard_normal((2, tokens, kvh, hd)).astype(job.kv_dtype)
+        for b in range(blocks[i]):
+            table[i, b] = block = next(free)
+            part = slice(b * bt, min(tokens, b * bt + bt))
+            count = part.stop - part.start
+            keys[block, :, :, :count] = k[part].transpose(1, 2, 0)
+            values[block, :, :count] = v[part].transpose(1, 0, 2)
+        contexts.append((k, v))
+        rows.append((start, start + asked))
+        positions += range(tokens - asked, tokens)
+        start += asked
+    q = rng.standard_normal((start + 1, job.heads * hd), np.float32) * 2
+    return Paged(job, q, np.array([*positions, 0], np.int32), rows, contexts, table, (keys, values))
+
+
+def expected(data: Paged) -> Any:
+    job = data.job
+    out = np.zeros((len(data.q), job.heads, job.head_dim))
+    for (first, last), (k, v) in zip(data.rows, data.contexts, strict=True):
+        for row in range(first, last):
+            position = data.positions[row]
+            seen = slice(max(0, position - job.window + 1) if job.window else 0, position + 1)
+            for head in range(job.heads):
+                query = data.q[row].reshape(job.heads, job.head_dim)[head].astype(np.float64)
+                kv = head // job.group
+                s = k[seen, kv].astype(np.float64) @ query * job.scale
+                if job.softcap:
+                    s = job.softcap * np.tanh(s / job.softcap)
+                p = np.exp(s - s.max())
+                out[row, head] = p @ v[seen, kv].astype(np.float64) / p.sum()
+    return out.reshape(len(data.q), -1)
+
+
+def decode(
+    data: Paged, rows: list[int] | None = None, *, static: bool = False, q8: bool = False
+) -> list[Any]:
+    """One tile for each row of the step (or for `rows`, of a step that holds only them)."""
+    job, n = data.job, len(data.q)
+    step = range(n - 1) if rows is None else rows
+    q = data.q if rows is None else data.q[rows]
+    positions = data.positions if rows is None else data.positions[rows]
+    work, tiles = [], []
+    for i, row in enumerate(step):
+        seq = next(s for s, (a, b) in enumerate(data.rows) if a <= row < b)
+        position = data.positions[row]
+        start = max(0, position - job.window + 1) if job.window else 0
+        segments = range(start // job.segment_tokens, position // job.segment_tokens + 1)
+        tiles.append((i, 1, len(work), len(segments)))
+        work += [(i, 1, seq, segment) for segment in segments]
+    work, tiles = np.array(work, np.int32), np.array(tiles, np.int32)
+    n, w = len(q), len(work)
+    split = built(attention_split, job, n if static else None)
+    acc, ml = call(
+        split,
+        [q, positions, work, data.block_table, *data.pools],
+        [((w, job.heads, job.head_dim), "float32"), ((w, job.heads, 2), "float32")],
+    )
+    reduce = built(reduce_to_q8 if q8 else attention_reduce, job, n if static else None)
+    width = job.heads * job.head_dim
+    shapes = [((n, width), "float32")]
+    if q8:
+        shapes = q8a_shapes(width, n)
+    return call(reduce, [acc, ml, tiles], shapes)
+
+
+def prefill(data: Paged, tile_rows: int | None = None, static: bool = False) -> Any:
+    job, n = data.job, len(data.q)
+    most = tile_rows or tile_rows_for(job.heads, job.kv_heads, job.head_dim)
+    work = [
+        (row, min(most, last - row), seq, 0)
+        for seq, (first, last) in enumerate(data.rows)
+        for row in range(first, last, most)
+    ]
+    tiles = [(row, n_rows, i, 1) for i, (row, n_rows, _, _) in enumerate(work)]
+    index = [np.array(items, np.int32) for items in (tiles, work)]
+    inputs = [data.q, data.positions, *index, data.block_table, *data.pools]
+    kernel = built(attention_prefill, job, n if static else None, tile_rows)
+    (out,) = call(kernel, inputs, [(data.q.shape, "float32")])
+    return out
+
+
+@pytest.mark.parametrize("job", LAYERS, ids=described)
+def test_decode(job: Attention) -> None:
+    data = paged(job, [(1, 1), (300, 1), (128, 1), (129, 1), (17, 1)])
+    (out,) = decode(data)
+    np.testing.assert_allclose(out, expected(data), rtol=0, atol=4e-6)
+    assert not out[-1].any()
+
+
+@pytest.mark.parametrize("job", LAYERS, ids=described)
+def test_prefill_equals_decode_bit_for_bit(job: Attention) -> None:
+    data = paged(job, [(61, 61), (290, 37), (5, 1), (256, 30)])
+    out = prefill(data)
+    np.testing.assert_allclose(out, expected(data), rtol=0, atol=4e-6)
+    assert not out[-1].any()
+    np.testing.assert_array_equal(out, decode(data)[0])
+
+
+@pytest.mark.parametrize("job", [SMOLLM2, LAYERS[3]], ids=described)
+def test_the_size_of_tiles_changes_no_bit(job: Attention) -> None:
+    data = paged(job, [(61, 61), (290, 37), (5, 1)])
+    np.testing.assert_array_equal(prefill(data, tile_rows=5, static=True), prefill(data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [4, 16])
+def test_other_vector_widths(lanes: int) -> None:
+    data = paged(replace(SMOLLM2, lanes=lanes, window=150, softcap=5.0), [(200, 20), (130, 1)])
+    (out,) = decode(data)
+    np.testing.assert_allclose(out, expected(data), rtol=0, atol=4e-6)
+    np.testing.assert_array_equal(out, prefill(data))
+
+
+def test_one_row_alone_equals_the_row_in_a_batch() -> None:
+    data = paged(SMOLLM2, [(300, 1), (700, 1), (40, 1)])
+    (together,) = decode(data)
+    (alone,) = decode(data, [1], static=True)
+    np.testing.assert_array_equal(alone[0], together[1])
+
+
+@pytest.mark.parametrize("job", [SMOLLM2, LAYERS[2], LAYERS[4]], ids=described)
+@pytest.mark.parametrize("static", [False, True])
+def test_quantised_reduce_equals_quantise_after_reduce(job: Attention, static: bool) -> None:
+    data = paged(job, [(140, 1), (20, 1)])
+    (out,) = decode(data, static=static)
+    got = decode(data, static=static, q8=True)
+    shapes = [(a.shape, str(a.dtype)) for a in got]
+    want = call(build(quantize(out.shape[1], None)), [out], shapes)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_window_as_long_as_the_context_changes_nothing() -> None:
+    data = paged(SMOLLM2, [(200, 9)])
+    wide = replace(data, job=replace(SMOLLM2, window=200))
+    np.testing.assert_array_equal(prefill(wide), prefill(data))
+    narrow = replace(data, job=replace(SMOLLM2, window=199))
+    differs = (prefill(narrow) != prefill(data)).any(1)
+    assert differs[8]
+    assert not differs[:8].any()
+
+
+def test_large_scores_neither_overflow_nor_lose_the_small_ones() -> None:
+    data = paged(SMOLLM2, [(300, 3)])
+    data.q *= 300
+    np.testing.assert_allclose(prefill(data), expected(data), rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(prefill(data), decode(data)[0])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows"), [(9, 3, 16), (4, 1, 12), (96, 1, 1)])
+def test_a_tile_holds_about_48_queries(heads: int, kv_heads: int, rows: int) -> None:
+    assert tile_rows_for(heads, kv_heads, 64) == rows

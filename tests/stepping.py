@@ -1,0 +1,84 @@
+"""A loaded model read step by step, in steps of any shape, with the logits of every row kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xpuc.runtime.batch import Batch
+from xpuc.runtime.blocks import BlockPool
+from xpuc.runtime.scheduler import Span
+from xpuc.runtime.sequence import Request
+from xpuc.runtime.sequence import Sequence as Running
+
+F32 = NDArray[np.float32]
+Ids = Sequence[int]
+
+
+class Stepper:
+    """Texts read side by side. `logits[i]` has a row for each token of text i, NaN until it is read; with
+    `greedy` it is the likeliest id instead, -1 until then."""
+
+    def __init__(self, model: Any, texts: Sequence[Ids], *, greedy: bool = False) -> None:
+        self.model, self.texts, self.greedy = model, texts, greedy
+        self.batch = Batch(model)
+        self.sequences = [Running(Request(i, tuple(text))) for i, text in enumerate(texts)]
+        self.done = [0] * len(texts)
+        self.logits: list[NDArray[Any]] = [
+            np.full(len(text), -1, np.int32)
+            if greedy
+            else np.full((len(text), model.n_vocab), np.nan, np.float32)
+            for text in texts
+        ]
+        self._share_out(BlockPool(model.n_blocks))
+
+    def step(self, counts: Mapping[int, int]) -> str:
+        """One call that reads the next `counts[i]` tokens of each text i; the kind of call it was."""
+        spans = []
+        for i, count in counts.items():
+            start = self.done[i]
+            assert start + count <= len(self.texts[i]), "the text is not that long"
+            self.sequences[i].tokens = list(self.texts[i][: start + count])
+            spans.append(Span(self.sequences[i], start, count))
+        self.batch.fill(spans, every_row=True)
+        rows = self.model.run(self.batch, greedy=self.greedy)
+        assert len(rows) == sum(counts.values())
+        first = 0
+        for i, count in counts.items():
+            self.logits[i][self.done[i] : self.done[i] + count] = rows[first : first + count]
+            first += count
+            self.done[i] += count
+        return self.batch.kind
+
+    def left(self) -> Iterator[int]:
+        """The texts that are not read to their end."""
+        return (i for i, text in enumerate(self.texts) if self.done[i] < len(text))
+
+    def _share_out(self, pool: BlockPool) -> None:
+        """A block to each in turn, so that no sequence has its own in a row."""
+        size = self.model.block_tokens
+        for first in range(0, max(map(len, self.texts)), size):
+            for text, sequence in zip(self.texts, self.sequences, strict=True):
+                if first < len(text):
+                    sequence.blocks += pool.allocate(1)
+
+
+def row_by_row(model: Any, ids: Ids, *, greedy: bool = False) -> NDArray[Any]:
+    """Logits (n, vocab) of decode calls of one row."""
+    stepper = Stepper(model, [ids], greedy=greedy)
+    kinds = {stepper.step({0: 1}) for _ in ids}
+    assert kinds == {"decode"}
+    return stepper.logits[0]
+
+
+def in_chunks(model: Any, ids: Ids, sizes: Sequence[int], *, greedy: bool = False) -> NDArray[Any]:
+    """Logits (n, vocab) of prefill calls of these sizes, over and over until all is read."""
+    stepper = Stepper(model, [ids], greedy=greedy)
+    turn = 0
+    while any(stepper.left()) or stepper.done[0] < len(ids):
+        stepper.step({0: min(sizes[turn % len(sizes)], len(ids) - stepper.done[0])})
+        turn += 1
+    return stepper.logits[0]

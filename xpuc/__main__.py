@@ -1,0 +1,5 @@
+"""`python -m xpuc`."""
+
+from xpuc.cli import main
+
+main()

@@ -1,0 +1,163 @@
+"""The artifact: the contract between the compiler that writes it and the runtime that loads it.
+
+model.xpuc/
+  manifest.json         what a loader decides by, and the bytes and digest of every other file
+  model.so              the compiled entry points
+  weights.safetensors   packed planes, each 64-byte aligned in the file
+  tokenizer.json        for the `tokenizers` library
+  chat_template.jinja   where the checkpoint has one
+  lib/                  the TVM runtime library model.so was built against, and its licence
+  reports/              what the compiler decided and measured, for people
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from xpuc.errors import ArtifactError
+
+FORMAT_VERSION = 1
+MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
+TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
+_CHUNK = 1 << 24  # bytes read at once for a digest
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function of model.so. `rows` is its number of tokens, 0 for any number up to max_chunk."""
+
+    name: str
+    kind: str  # decode | prefill
+    rows: int
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Plane:
+    """One array of the weight file and an operand of every entry point, in this order."""
+
+    name: str
+    dtype: str
+    size: int  # elements
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """The K/V pool; `layers` holds (kv_heads, head_dim, window) of each.
+
+    A layer has K (blocks, kv_heads, head_dim, block_tokens) and V (blocks, kv_heads, block_tokens,
+    head_dim), both of `dtype`.
+    """
+
+    dtype: str
+    block_tokens: int
+    segment_tokens: int
+    tile_rows: int
+    layers: tuple[tuple[int, int, int], ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        size = {"float16": 2, "float32": 4}[self.dtype]
+        return sum(2 * heads * head_dim * size for heads, head_dim, _ in self.layers)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a loader decides by."""
+
+    xpuc_version: str
+    tvm_version: str
+    tvm_ffi_version: str
+    target: dict[str, Any]  # kind, triple, cpu, features
+    arch: str
+    name: str
+    n_vocab: int
+    d_model: int
+    n_layers: int
+    context: int  # tokens a sequence may have (--ctx)
+    max_batch: int
+    max_chunk: int
+    max_out_rows: int  # rows a prefill call gives logits of
+    deterministic: bool
+    activations: str  # int8 | f32
+    kv: KvLayout
+    entry_points: tuple[EntryPoint, ...]
+    planes: tuple[Plane, ...]
+    tokenizer: dict[str, Any]
+    source: dict[str, Any]  # file name, bytes, digest of the checkpoint
+    decisions: dict[str, Any]  # schedules and fusions, chosen and refused
+    memory: dict[str, int]  # bytes: weights, activations (planned, largest entry point)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `file_facts`
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of an artifact; ArtifactError if missing, damaged or of another version."""
+    path = directory / MANIFEST
+    recompile = f"compile the model again: xpuc compile MODEL -o {directory}"
+    if not path.is_file():
+        raise ArtifactError(f"{directory}: not an xpuc artifact (no {MANIFEST})", recompile)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path}: not readable as JSON ({error})", recompile) from None
+    found = raw.get("format_version") if isinstance(raw, dict) else None
+    if found != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{path}: artifact format {found}, this xpuc reads format {FORMAT_VERSION}", recompile
+        )
+    try:
+        return _from_json(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path}: incomplete manifest ({error})", recompile) from None
+
+
+def _from_json(raw: dict[str, Any]) -> Manifest:
+    kv = raw["kv"] | {"layers": tuple(tuple(layer) for layer in raw["kv"]["layers"])}
+    return Manifest(
+        **raw
+        | {
+            "kv": KvLayout(**kv),
+            "entry_points": tuple(EntryPoint(**e) for e in raw["entry_points"]),
+            "planes": tuple(Plane(**p) for p in raw["planes"]),
+        }
+    )
+
+
+def digest(path: Path) -> str:
+    """The XXH3-128 of a file's bytes, in hex."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def header_digest(path: Path) -> str:
+    """The XXH3-128 of a safetensors header: a load checks it of the weights, besides their size."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        # A damaged length may be any number.
+        return xxhash.xxh3_128(file.read(min(length, path.stat().st_size))).hexdigest()
+
+
+def file_facts(folder: Path) -> dict[str, dict[str, Any]]:
+    """`bytes` and `xxh3_128` of every file but the manifest, by relative path.
+
+    The weights have `header_xxh3_128` as well.
+    """
+    return {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "xxh3_128": digest(path)}
+        | ({"header_xxh3_128": header_digest(path)} if path.name == WEIGHTS else {})
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }

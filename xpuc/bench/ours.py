@@ -1,0 +1,128 @@
+"""An artifact running the cases: the model alone, as llama-bench runs one, with token ids given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+from xpuc.artifact import Manifest, Plane
+from xpuc.bench.cases import Case, random_ids
+from xpuc.errors import RequestError
+from xpuc.runtime.batch import Batch, StepModel
+from xpuc.runtime.scheduler import Span
+from xpuc.runtime.sequence import Request, Sequence
+
+_EMBEDDING, _HEAD = "token_embd.weight.", "output.weight."
+
+
+class Ours:
+    """The model, and for each row of a batch a sequence whose K/V is kept from case to case.
+
+    All cases read the same ids at the same positions, so the K/V that one has written is right for
+    the next, and a depth is filled once.
+    """
+
+    def __init__(self, model: StepModel, manifest: Manifest, cases: Many[Case]) -> None:
+        self.model, self.manifest = model, manifest
+        n_rows = max(case.batch for case in cases)
+        if n_rows > model.max_batch:
+            raise RequestError(
+                f"-b {n_rows}: the artifact was compiled for batches of up to {model.max_batch}",
+                f"compile it again with --max-batch {n_rows}",
+            )
+        n = max(case.n_context for case in cases)
+        self._ids = [random_ids(model.n_vocab, n, row) for row in range(n_rows)]
+        self._batch = Batch(model)
+        per_row = -(-n // model.block_tokens)
+        assert per_row * n_rows <= model.n_blocks, "the pool was sized for the cases"
+        self._sequences = []
+        for row in range(n_rows):
+            sequence = Sequence(Request(row, ()))
+            sequence.blocks = list(range(row * per_row, (row + 1) * per_row))
+            self._sequences.append(sequence)
+        self._filled = [0] * n_rows  # tokens whose K/V is in the pool
+
+    @classmethod
+    def load(cls, artifact: Path, threads: int, cases: Many[Case]) -> Ours:
+        """Load the artifact with room for the cases; its errors say what does not fit."""
+        from xpuc.runtime.model import load_model  # tvm_ffi
+
+        n = max(case.n_context for case in cases)
+        n_sequences = max(case.batch for case in cases)
+        model = load_model(artifact, threads=threads, ctx=n, n_sequences=n_sequences)
+        return cls(model, model.manifest, cases)
+
+    def warm_up(self) -> None:
+        """One chunk of the largest size, and a decode step."""
+        n = min(self.model.max_chunk, len(self._ids[0]) - 1)
+        if n > 0:
+            self._prefill(0, 0, n)
+        self._decode(1, n)
+
+    def run(self, case: Case) -> float:
+        """Seconds that the case takes; its depth is filled before."""
+        for row in range(case.batch):
+            if self._filled[row] < case.depth:
+                self._prefill(row, self._filled[row], case.depth)
+        self._decode(case.batch, case.depth)  # wakes the threads; the first token of the case
+        start = time.perf_counter()
+        if case.kind == "pp":
+            self._prefill(0, case.depth, case.n_context)
+        else:
+            for position in range(case.depth, case.n_context):
+                self._decode(case.batch, position)
+        return time.perf_counter() - start
+
+    def _prefill(self, row: int, start: int, end: int) -> None:
+        sequence = self._sequences[row]
+        sequence.tokens[:] = self._ids[row][:end]
+        for first in range(start, end, self.model.max_chunk):
+            count = min(self.model.max_chunk, end - first)
+            self._batch.fill([Span(sequence, first, count)])
+            self.model.run(self._batch, greedy=True)
+        self._filled[row] = max(self._filled[row], end)
+
+    def _decode(self, n_rows: int, position: int) -> None:
+        spans = []
+        for sequence, ids in zip(self._sequences[:n_rows], self._ids, strict=False):
+            if len(sequence.tokens) != position:
+                sequence.tokens[:] = ids[:position]
+            sequence.tokens.append(ids[position])
+            spans.append(Span(sequence, position, 1))
+        self._batch.fill(spans)
+        self.model.run(self._batch, greedy=True)
+
+    def bytes_per_token(self, case: Case) -> float:
+        """What a token of the case reads: its share of the weights, and K and V of the context."""
+        manifest = self.manifest
+        per_step = self.model.max_chunk if case.kind == "pp" else case.batch
+        n_steps = -(-case.total_tokens // min(per_step, case.total_tokens))
+        weights = n_steps * streamed_weights(manifest.planes)
+        # A step reads K/V once for each of its rows of a batch, once for all rows of a chunk.
+        reads = n_steps if case.kind == "pp" else case.total_tokens
+        context = case.depth + (case.n_tokens + 1) / 2
+        return (weights + reads * kv_bytes(manifest, context)) / case.total_tokens
+
+
+def streamed_weights(planes: Many[Plane]) -> int:
+    """Bytes of weights a step reads: all but an embedding table that is not the output head too."""
+    has_head = any(plane.name.startswith(_HEAD) for plane in planes)
+    return sum(
+        plane.size * _item_bytes(plane.dtype)
+        for plane in planes
+        if not (has_head and plane.name.startswith(_EMBEDDING))
+    )
+
+
+def kv_bytes(manifest: Manifest, context: float) -> float:
+    """Bytes of K and V that attention over `context` tokens reads, windows taken into account."""
+    item = _item_bytes(manifest.kv.dtype)
+    return sum(
+        2 * heads * head_dim * item * (min(window, context) if window else context)
+        for heads, head_dim, window in manifest.kv.layers
+    )
+
+
+def _item_bytes(dtype: str) -> int:
+    return int("".join(c for c in dtype if c.isdigit())) // 8

@@ -1,0 +1,129 @@
+"""A benchmark: rounds in which each case runs here, at the peer, and beside a read of memory."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xpuc.bench.bandwidth import ReadBandwidth
+from xpuc.bench.cases import Case
+from xpuc.bench.ours import Ours
+from xpuc.bench.peer import Peer
+
+# TVM's workers spin for 0.1 s after a launch, llama.cpp's a little: not in the other's time.
+_PAUSE_S = 0.3
+_READS = 3  # of memory, each round; the fastest counts, since a roof is what can be had
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test. Rates are medians over the rounds; a spread is (largest - smallest) / median.
+
+    ratio is the median of the rounds' ratios, with flash attention as it is faster for the peer.
+    """
+
+    test: str
+    tok_s: float
+    spread: float
+    bytes_per_token: float
+    gb_s: float
+    bandwidth_gb_s: float
+    pct_bandwidth: float
+    rounds: int
+    threads: int
+    load_average: float  # of the machine's other work, at the start
+    peer: str | None = None
+    peer_tok_s: float | None = None
+    peer_spread: float | None = None
+    peer_flash_attention: bool | None = None
+    ratio: float | None = None
+    ratio_spread: float | None = None
+
+
+@dataclass
+class _Times:
+    """Seconds of each round."""
+
+    ours: list[float] = field(default_factory=list)
+    peer: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+
+
+class Session:
+    """The parties and what they have measured so far."""
+
+    def __init__(
+        self, cases: Sequence[Case], ours: Ours, threads: int, peer: Peer | None = None
+    ) -> None:
+        self.cases, self.ours, self.peer, self.threads = list(cases), ours, peer, threads
+        self.bandwidth = ReadBandwidth(threads)
+        self.load_average = os.getloadavg()[0]
+        self._reads: list[float] = []
+        self._times = {case: _Times() for case in self.cases}
+
+    def run(self, rounds: int, progress: Callable[[int, str], None]) -> list[Row]:
+        """Measure; `progress(round, test)` is called before each test of each round."""
+        self.ours.warm_up()
+        for number in range(rounds):
+            for case in self.cases:
+                progress(number, case.name)
+                self._round(number, case)
+        return [self._row(case) for case in self.cases]
+
+    def _round(self, number: int, case: Case) -> None:
+        """The parties take turns in going first."""
+        times = self._times[case]
+        turns: list[Callable[[], None]] = [
+            lambda: times.ours.append(self.ours.run(case)),
+            *(self._peer_turn(case, flash) for flash in (True, False) if self.peer),
+        ]
+        for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            turn()
+            time.sleep(_PAUSE_S)
+        self._reads.append(max(self.bandwidth.measure() for _ in range(_READS)))
+
+    def _peer_turn(self, case: Case, flash: bool) -> Callable[[], None]:
+        def turn() -> None:
+            assert self.peer is not None
+            self._times[case].peer[flash].append(self.peer.run(case, flash=flash))
+
+        return turn
+
+    def _row(self, case: Case) -> Row:
+        times = self._times[case]
+        rates = [case.total_tokens / seconds for seconds in times.ours]
+        rate = statistics.median(rates)
+        bandwidth = statistics.median(self._reads) / 1e9
+        per_token = self.ours.bytes_per_token(case)
+        return Row(
+            test=case.name, tok_s=rate, spread=spread(rates), bytes_per_token=per_token,
+            gb_s=per_token * rate / 1e9, bandwidth_gb_s=bandwidth,
+            pct_bandwidth=100 * per_token * rate / 1e9 / bandwidth,
+            rounds=len(rates), threads=self.threads,
+            load_average=self.load_average, **dict(self._compared(case, rates)),
+        )  # fmt: skip
+
+    def _compared(self, case: Case, rates: list[float]) -> Iterator[tuple[str, Any]]:
+        if self.peer is None:
+            return
+        by_flash = {
+            flash: [case.total_tokens / seconds for seconds in taken]
+            for flash, taken in self._times[case].peer.items()
+        }
+        flash = max(by_flash, key=lambda each: statistics.median(by_flash[each]))
+        theirs = by_flash[flash]
+        ratios = [ours / other for ours, other in zip(rates, theirs, strict=True)]
+        yield "peer", self.peer.description
+        yield "peer_tok_s", statistics.median(theirs)
+        yield "peer_spread", spread(theirs)
+        yield "peer_flash_attention", flash
+        yield "ratio", statistics.median(ratios)
+        yield "ratio_spread", spread(ratios)
+
+
+def spread(values: Sequence[float]) -> float:
+    """(largest - smallest) / median."""
+    return (max(values) - min(values)) / statistics.median(values)

@@ -1,0 +1,213 @@
+"""`xpuc bench`: how fast an artifact runs, and beside llama.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xpuc.cli import quantities, sources
+from xpuc.errors import FileError, RequestError
+
+if TYPE_CHECKING:
+    from xpuc.bench import Row
+
+
+class _Lengths(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """`512` or `128,512`: as llama-bench takes them."""
+
+    name = "lengths"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            lengths = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a number or several with commas between", param, ctx)
+        for each in lengths:
+            if not self.low <= each <= self.high:
+                self.fail(f"{each} is out of range: choose {self.low} to {self.high}", param, ctx)
+        return lengths
+
+
+_BUSY = 0.5  # load average of a machine with other work
+_TOKENS = _Lengths(0, 1 << 20)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.option(
+    "-p",
+    "--n-prompt",
+    "prompts",
+    type=_TOKENS,
+    default="512",
+    show_default=True,
+    metavar="N",
+    help="Prompt tokens (pp512); 0: none.",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    "generated",
+    type=_TOKENS,
+    default="128",
+    show_default=True,
+    metavar="N",
+    help="Generated tokens (tg128); 0: none.",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    "depths",
+    type=_TOKENS,
+    default="0",
+    show_default=True,
+    metavar="DEPTH",
+    help="Tokens of context before them.",
+)
+@click.option(
+    "-b",
+    "--batch",
+    "batches",
+    type=_Lengths(1, 256),
+    default="1",
+    show_default=True,
+    metavar="BATCH",
+    help="Sequences that generate together.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Threads. Default: one a core.",
+)
+@click.option(
+    "-r",
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How often each test runs; the median counts.",
+)
+@click.option(
+    "--vs",
+    type=click.Choice(["llama.cpp"]),
+    help="Run this peer too, interleaved, and print the ratio.",
+)
+@click.option(
+    "--model",
+    "peer_model",
+    type=click.Path(path_type=Path),
+    metavar="FILE.gguf",
+    help="The checkpoint for the peer: the one the artifact was compiled from.",
+)
+@click.option(
+    "--peer-python",
+    metavar="PATH",
+    help="Python interpreter that has the peer's package. Default: this one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object a test.")
+def command(
+    model: Path, vs: str | None, peer_model: Path | None, as_json: bool, **rest: Any
+) -> None:
+    """Measure the speed, alone or beside llama.cpp.
+
+    Tests have llama-bench's names: pp512 reads a prompt, tg128 generates. N, DEPTH and BATCH may be
+    several numbers with commas between. The bandwidth is that of reading memory in as many
+    threads, measured in the same run.
+    """
+    sources.require(model)
+    if peer_model is None and vs and not sources.is_artifact(model):
+        peer_model = model
+    if vs and peer_model is None:
+        raise RequestError("--vs llama.cpp: needs the checkpoint", "name it with --model FILE.gguf")
+    from xpuc.bench import Session, cases
+    from xpuc.bench.ours import Ours
+    from xpuc.runtime.model import default_threads
+
+    wanted = cases(rest["prompts"], rest["generated"], rest["depths"], rest["batches"])
+    if not wanted:
+        raise RequestError("-p 0 and -n 0 leave nothing to measure", "give one of them a length")
+    threads = rest["threads"] or default_threads()
+    artifact = sources.artifact(model, max(case.n_context for case in wanted))
+    if peer_model is not None and vs:
+        _check_same(artifact, peer_model)
+    ours = Ours.load(artifact, threads, wanted)
+    peer = _peer(peer_model, threads, wanted, rest["peer_python"]) if vs else None
+    try:
+        rows = Session(wanted, ours, threads, peer).run(rest["rounds"], _progress)
+    finally:
+        if peer is not None:
+            peer.close()
+        _progress(None, "")
+    facts = [dataclasses.asdict(row) for row in rows]
+    click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(_table(rows)))
+
+
+def _peer(model: Any, threads: int, wanted: Any, python: str | None) -> Any:
+    from xpuc.bench.peer import Peer
+
+    return Peer(model, threads, wanted, python)
+
+
+def _check_same(artifact: Path, checkpoint: Path) -> None:
+    """A ratio between two different models would say nothing."""
+    from xpuc.artifact import read_manifest
+    from xpuc.frontend.gguf import open_gguf
+
+    source = read_manifest(artifact).source
+    sources.require(checkpoint, "GGUF checkpoint")
+    if open_gguf(checkpoint).digest() != source["xxh3_128"]:
+        raise FileError(
+            f"{checkpoint}: is not what {artifact} was compiled from ({source['file']})",
+            "give that one with --model, or compile this one",
+        )
+
+
+def _progress(number: int | None, test: str) -> None:
+    """One line on a terminal's stderr, rewritten."""
+    if sys.stderr.isatty():
+        text = "" if number is None else f"round {number + 1}: {test}"
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+
+def _table(rows: list[Row]) -> list[str]:
+    compared = rows[0].peer is not None
+    head = ["test", "tok/s", "spread", "MB/token", "GB/s", "of bandwidth"]
+    table = [head + (["llama.cpp", "flash", "ratio"] if compared else [])]
+    for row in rows:
+        cells = [
+            row.test, f"{row.tok_s:,.1f}", f"{100 * row.spread:.0f} %",
+            f"{row.bytes_per_token / 1e6:,.1f}", f"{row.gb_s:.1f}", f"{row.pct_bandwidth:.0f} %",
+        ]  # fmt: skip
+        if row.ratio is not None:
+            cells += [
+                f"{row.peer_tok_s:,.1f}",
+                "on" if row.peer_flash_attention else "off",
+                f"{row.ratio:.2f}",
+            ]
+        table.append(cells)
+    first = rows[0]
+    lines = quantities.columns(table, right=range(1, len(table[0])))
+    lines.append(
+        f"\nmedians of {quantities.count(first.rounds, 'round')},"
+        f" {quantities.count(first.threads, 'thread')};"
+        f" memory is read at {first.bandwidth_gb_s:.1f} GB/s"
+    )
+    if first.load_average > _BUSY:
+        busy = f"the machine was busy (load {first.load_average:.1f})"
+        lines.append(f"{busy}: rates are too low, and ratios say little")
+    if compared:
+        lines.append(f"peer: {first.peer}; the better of flash attention on and off")
+    return lines

@@ -1,0 +1,182 @@
+"""`xpuc compile`: a checkpoint becomes an artifact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xpuc.cli import quantities, sources
+from xpuc.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from xpuc.codegen.compile import Compiled
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    type=click.Choice(["llvm", "cuda"]),
+    default="llvm",
+    show_default=True,
+    help="What to compile for: llvm is the CPU; cuda is not built yet.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Where the artifact goes. Default: MODEL with .xpuc in place of its suffix.",
+)
+@click.option(
+    "--ctx",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Tokens a sequence may have. Default: what the checkpoint says, at most 8192.",
+)
+@click.option(
+    "--max-batch",
+    type=int,
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Sequences that can run together.",
+)
+@click.option(
+    "--activations",
+    type=click.Choice(["int8", "f32"]),
+    default="int8",
+    show_default=True,
+    help="What packed weights are multiplied with: int8 is fast, f32 is exact.",
+)
+@click.option(
+    "--kv",
+    type=click.Choice(["f16", "f32"]),
+    default="f16",
+    show_default=True,
+    help="How keys and values are kept.",
+)
+@click.option(
+    "--block-tokens",
+    type=int,
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a K/V block: 16, 32, 64 or 128.",
+)
+@click.option(
+    "--max-chunk",
+    type=int,
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Prompt tokens of one step.",
+)
+@click.option(
+    "--no-fuse",
+    multiple=True,
+    metavar="NAME",
+    help="Leave a fusion out (fuse_qkv, ...); may be repeated.",
+)
+@click.option(
+    "--deterministic", is_flag=True, help="The same bits however tokens are batched and chunked."
+)
+@click.option(
+    "--dump-ir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the graph after each pass, numbered; xpuc opt replays a pass.",
+)
+@click.option(
+    "--cpu",
+    metavar="NAME",
+    help="LLVM's name of the CPU, such as znver3 or x86-64-v3. Default: this one.",
+)
+@click.option(
+    "--tokenizer-pre", metavar="NAME", help="Use this pre-tokenizer, whatever the checkpoint names."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: Path, out: Path | None, dump_ir: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Compile a checkpoint to an artifact.
+
+    MODEL is a GGUF file, or any part of a split one. The artifact appears whole or not at all.
+    """
+    if options["target"] != "llvm":
+        raise UnsupportedError(
+            f"--target {options['target']}: this version of xpuc compiles for the CPU only",
+            "leave --target out, or say --target llvm",
+        )
+    sources.require(model, "GGUF checkpoint")
+    from xpuc.cli.progress import phases
+
+    with phases() as progress:
+        progress("compiler", 0, 0)
+        from xpuc.codegen.compile import Options, compile_model
+
+        chosen = Options(**options)
+        compiled = compile_model(
+            model, chosen.target, out, options=chosen, dump_ir=dump_ir, progress=progress
+        )
+    for warning in compiled.manifest.tokenizer.get("warnings", ()):
+        click.echo(f"note: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(_facts(compiled), indent=1))
+    else:
+        click.echo("\n".join(_table(compiled)))
+
+
+def _facts(compiled: Compiled) -> dict[str, Any]:
+    manifest = compiled.manifest
+    return {
+        "path": str(compiled.path),
+        "arch": manifest.arch,
+        "name": manifest.name,
+        "context": manifest.context,
+        "target": manifest.target,
+        "bytes": {
+            "artifact": sum(facts["bytes"] for facts in manifest.files.values()),
+            "library": compiled.library_bytes,
+            "weights": compiled.weight_bytes,
+            "source_tensors": compiled.source_tensor_bytes,
+        },
+        "entry_points": [entry.name for entry in manifest.entry_points],
+        "kernels": manifest.decisions.get("schedules", {}),
+        "fusions": manifest.decisions.get("fusions", {}),
+        "memory": manifest.memory,
+        "seconds": compiled.seconds | {"total": round(sum(compiled.seconds.values()), 3)},
+    }
+
+
+def _table(compiled: Compiled) -> list[str]:
+    """The closing table: bytes, kernels, fusions, seconds."""
+    facts = _facts(compiled)
+    n_bytes, seconds = facts["bytes"], facts["seconds"]
+    packed, source = n_bytes["weights"], n_bytes["source_tensors"]
+    origins = [str(decision["origin"]) for decision in facts["kernels"].values()]
+    counted = ", ".join(f"{origins.count(each)} {each}" for each in sorted(set(origins)))
+    cpu = facts["target"]["cpu"]
+    rows = [
+        ("artifact", f"{compiled.path} ({quantities.size(n_bytes['artifact'])})"),
+        ("model", f"{facts['name']} ({facts['arch']}, {facts['context']:,} tokens, for {cpu})"),
+        ("weights", f"{quantities.size(packed)}, {quantities.ratio(packed, source)} of the "
+                    f"{quantities.size(source)} of tensors in the checkpoint"),
+        ("library", quantities.size(n_bytes["library"])),
+        ("entries", ", ".join(facts["entry_points"])),
+        ("kernels", f"{len(origins)} ({counted})" if origins else "0"),
+        ("fusions", ", ".join(_fusion(*item) for item in facts["fusions"].items()) or "none"),
+        ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
+    ]  # fmt: skip
+    return quantities.columns(rows)
+
+
+def _fusion(name: str, report: dict[str, Any]) -> str:
+    if report.get("switched_off"):
+        return f"{name} off"
+    refused = sum(report.get("refused", {}).values())
+    return f"{name} {report['applied']}" + (f" ({refused} refused)" if refused else "")

@@ -1,0 +1,38 @@
+"""`xpuc inspect`: what is in a checkpoint or an artifact, and the memory it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xpuc.cli import inspect_artifact, inspect_gguf, sources
+from xpuc.errors import RequestError
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE|ARTIFACT")
+@click.option("--verify", is_flag=True, help="Of an artifact: compare every byte with the digests.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(file: Path, verify: bool, as_json: bool) -> None:
+    """Show what is in a checkpoint or an artifact.
+
+    Of a FILE (GGUF): metadata, tensors, types, sizes. Of an ARTIFACT: the manifest, its files,
+    what the compiler decided. Of both: the memory it takes.
+    """
+    sources.require(file, "GGUF checkpoint or ARTIFACT")
+    if sources.is_artifact(file):
+        facts = inspect_artifact.facts(file, verify=verify)
+        lines = inspect_artifact.lines
+    elif verify:
+        raise RequestError(f"{file}: a checkpoint holds no digests to verify", "leave --verify out")
+    else:
+        facts = inspect_gguf.facts(file)
+        lines = inspect_gguf.lines
+    click.echo(_json(facts) if as_json else "\n".join(lines(facts)))
+
+
+def _json(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, indent=1, ensure_ascii=False)

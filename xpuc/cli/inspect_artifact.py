@@ -1,0 +1,130 @@
+"""What `xpuc inspect` says of an artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xpuc.cli import quantities
+
+_TENSOR = re.compile(r".*\.(weight|bias)")
+
+
+def facts(path: Path, *, verify: bool) -> dict[str, Any]:
+    """The manifest, the memory statement, and with `verify` how many bytes were compared."""
+    from xpuc.artifact import read_manifest
+    from xpuc.runtime import checks, memory
+
+    manifest = read_manifest(path)
+    verified = checks.verify(path, manifest) if verify else None
+    statement = memory.plan(manifest, manifest.max_batch, manifest.context)
+    return {
+        "path": str(path),
+        "manifest": json.loads(manifest.to_json()),
+        "kv_bytes_per_token": manifest.kv.bytes_per_token,
+        "memory": dataclasses.asdict(statement) | {"total": statement.total},
+        "verified_bytes": verified,
+    }
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The facts for people."""
+    manifest = facts["manifest"]
+    total = sum(each["bytes"] for each in manifest["files"].values())
+    yield f"{facts['path']}: artifact format {manifest['format_version']}, {quantities.size(total)}"
+    yield from quantities.columns(_rows(manifest), indent=2)
+    yield "\nfiles"
+    rows = [
+        (name, quantities.size(each["bytes"]), each["xxh3_128"])
+        for name, each in manifest["files"].items()
+    ]
+    yield from quantities.columns(rows, right=[1], indent=2)
+    yield "\nweights"
+    yield from quantities.columns(_weights(manifest["planes"]), right=[1], indent=2)
+    yield "\nfusions"
+    fusions = [
+        (name, *_fusion(each)) for name, each in manifest["decisions"].get("fusions", {}).items()
+    ]
+    yield from quantities.columns(fusions or [("none", "", "")], indent=2)
+    yield "\nkernels"
+    kernels = [
+        (name, each["schedule"], each["origin"], _knobs(each["knobs"]))
+        for name, each in manifest["decisions"].get("schedules", {}).items()
+    ]
+    yield from quantities.columns(kernels or [("none", "", "", "")], indent=2)
+    yield f"\nmemory, for {manifest['max_batch']} sequences of {manifest['context']:,} tokens"
+    yield from (f"  {line}" for line in _statement(facts["memory"]))
+    if facts["verified_bytes"] is not None:
+        yield f"\nverified: {quantities.size(facts['verified_bytes'])}, all as the manifest says"
+
+
+def _rows(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    target, kv, source = manifest["target"], manifest["kv"], manifest["source"]
+    tokenizer = manifest["tokenizer"]
+    yield "model", f"{manifest['name']} ({manifest['arch']}), {manifest['n_layers']} layers"
+    yield (
+        "source",
+        f"{source['file']}, {quantities.size(source['bytes'])}, xxh3 {source['xxh3_128']}",
+    )
+    yield (
+        "made by",
+        f"xpuc {manifest['xpuc_version']}, tvm {manifest['tvm_version']}, "
+        + (f"apache-tvm-ffi {manifest['tvm_ffi_version']}"),
+    )
+    yield "target", f"{target['kind']} {target['triple']} {target['cpu']}"
+    yield (
+        "context",
+        f"{manifest['context']:,} tokens, {manifest['max_batch']} sequences, "
+        + (f"{manifest['max_chunk']} prompt tokens a step"),
+    )
+    exact = ", deterministic" if manifest["deterministic"] else ""
+    yield "activations", f"{manifest['activations']}{exact}"
+    yield "K/V", f"{kv['dtype']}, {kv['block_tokens']} tokens a block"
+    yield (
+        "tokenizer",
+        f"{tokenizer.get('model')}, {manifest['n_vocab']:,} tokens, "
+        + (f"chat template: {tokenizer.get('chat_template') or 'none'}"),
+    )
+    yield "entries", ", ".join(each["name"] for each in manifest["entry_points"])
+
+
+def _statement(memory: Mapping[str, int]) -> list[str]:
+    from xpuc.runtime.memory import MemoryStatement
+
+    return MemoryStatement(
+        **{name: memory[name] for name in MemoryStatement.__annotations__}
+    ).lines()
+
+
+def _weights(planes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Tensor, bytes and the planes it is kept in."""
+    tensors: dict[str, list[Mapping[str, Any]]] = {}
+    for plane in planes:
+        tensor = _TENSOR.match(plane["name"])
+        tensors.setdefault(tensor[0] if tensor else plane["name"], []).append(plane)
+    rows = []
+    for name, parts in tensors.items():
+        total = sum(plane_bytes(each["dtype"], each["size"]) for each in parts)
+        kept = [f"{each['name'].removeprefix(name)}:{each['dtype']}".strip(".:") for each in parts]
+        rows.append((name, quantities.size(total), " ".join(kept)))
+    return rows
+
+
+def plane_bytes(dtype: str, size: int) -> int:
+    """Bytes of `size` elements of a type such as `int16`."""
+    return size * int(re.sub(r"\D", "", dtype)) // 8
+
+
+def _fusion(report: Mapping[str, Any]) -> tuple[str, str]:
+    if report.get("switched_off"):
+        return "off", ""
+    refused = "; ".join(f"{n} refused: {reason}" for reason, n in report.get("refused", {}).items())
+    return f"{report.get('applied', 0):,}", refused
+
+
+def _knobs(knobs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in knobs.items())

@@ -1,0 +1,44 @@
+"""`xpuc opt`: one pass on a dumped graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from xpuc.cli import sources
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--pass",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="The pass to run; may be repeated.",
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Where the graph goes. Default: stdout."
+)
+def command(file: Path, names: tuple[str, ...], out: Path | None) -> None:
+    """Run passes on a dumped graph.
+
+    FILE is one that xpuc compile --dump-ir wrote; the graph after the passes is printed.
+    """
+    text = sources.decoded(sources.require(file, "dumped graph").read_bytes(), str(file))
+    from xpuc.ir.text import parse, to_text
+    from xpuc.passes import named
+
+    passes = [named(name) for name in names]
+    module = parse(text, str(file))
+    for step in passes:
+        module, report = step(module)
+        reasons = "".join(f"; {n} refused: {reason}" for reason, n in report.refused.items())
+        click.echo(f"{step.name}: {report.applied} rewritten{reasons}", err=True)
+    result = to_text(module)
+    if out is None:
+        click.echo(result, nl=False)
+    else:
+        out.write_text(result, encoding="utf-8")

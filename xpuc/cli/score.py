@@ -1,0 +1,111 @@
+"""`xpuc score`: how likely a model finds a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xpuc.cli import quantities, sources
+from xpuc.errors import FileError, RequestError
+
+if TYPE_CHECKING:
+    from xpuc.runtime.engine import Score
+    from xpuc.runtime.generation import Codec
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.option(
+    "--ids",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="Token ids: [1, 2, ...], or what xpuc tokenize --json prints; - is stdin.",
+)
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), metavar="TEXT", help="A text file; - is stdin."
+)
+@click.option(
+    "--top",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Also the K likeliest tokens at each position.",
+)
+@sources.loading
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: Path, ids: Path | None, file: Path | None, top: int, as_json: bool, **rest: Any
+) -> None:
+    """Say how likely a model finds a text.
+
+    Each token is predicted from those before it (teacher forcing).
+
+    --json prints {"positions": [{"id", "logprob", "top": [[id, logprob], ...]}, ...], "nll",
+    "perplexity"}. Logprobs are natural; the first token's is null, because nothing predicts it,
+    and nll is the mean over the others.
+    """
+    if (ids is None) == (file is None):
+        raise RequestError("give the text one way, with --ids or with -f", "see xpuc score --help")
+    if not 0 <= top <= 1000:
+        raise RequestError(f"--top {top}: out of range", "choose 0 to 1000")
+    given = read_ids(ids) if ids is not None else None
+    text = sources.text(None, file) if file is not None else ""
+    artifact = sources.artifact(model, rest["ctx"])
+    from xpuc.runtime.engine import load
+
+    engine = load(artifact, threads=rest["threads"], ctx=rest["ctx"], n_sequences=1)
+    codec = engine.prompts.codec("a text")
+    wanted = given if given is not None else codec.encode(text)
+    scored = engine.score(wanted, top)
+    click.echo(json.dumps(_facts(scored)) if as_json else "\n".join(_table(codec, scored, top)))
+
+
+def read_ids(path: Path) -> list[int]:
+    """Token ids from a JSON file: a list, or an object with a list under "ids"."""
+    name = "stdin" if str(path) == "-" else str(path)
+    try:
+        found = json.loads(sources.text(None, path))
+    except ValueError as error:
+        raise FileError(
+            f"{name}: not JSON ({error})", "give a list of token ids: [1, 2, 3]"
+        ) from None
+    if isinstance(found, dict):
+        found = found.get("ids")
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        raise FileError(
+            f"{name}: holds no list of token ids", 'give [1, 2, 3] or {"ids": [1, 2, 3]}'
+        )
+    return found
+
+
+def _facts(scored: Score) -> dict[str, Any]:
+    return {
+        "positions": [
+            {"id": each.id, "logprob": each.logprob, "top": [list(pair) for pair in each.top]}
+            for each in scored.positions
+        ],
+        "nll": scored.nll,
+        "perplexity": scored.perplexity,
+    }
+
+
+def _table(codec: Codec, scored: Score, top: int) -> list[str]:
+    lines = []
+    if top:
+
+        def shown(id_: int) -> str:
+            return json.dumps(codec.pieces([id_])[0], ensure_ascii=False)
+
+        rows = [
+            (i, shown(each.id), "-" if each.logprob is None else f"{each.logprob:.4f}",
+             " ".join(f"{shown(id_)} {logprob:.3f}" for id_, logprob in each.top))
+            for i, each in enumerate(scored.positions)
+        ]  # fmt: skip
+        lines = quantities.columns(rows, right=[0, 2])
+    n = quantities.count(len(scored.positions), "token")
+    means = f"mean nll {scored.nll:.4f} nats, perplexity {scored.perplexity:.4f}"
+    return [*lines, f"{n}, {means}"]
