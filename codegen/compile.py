@@ -1,4 +1,4 @@
-"""Checkpoint to artifact: open, build the graph, run the passes, lower, build, pack, write. The whole story."""
+"""Checkpoint to artifact, the whole story: read, graph, passes, lower, build, pack, write."""
 
 from __future__ import annotations
 
@@ -31,23 +31,28 @@ from xpuc.artifact import (
     file_facts,
 )
 from xpuc.codegen import build, lower, target, tvm_runtime
-from xpuc.codegen.weights import Tensor, write_weights
-from xpuc.errors import RequestError, XpucError
+from xpuc.codegen.weights import Tensor, padded, write_weights
+from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 from xpuc.frontend.model import Model, open_model
 from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
 from xpuc.ir.builder import INDEX_INPUTS, PoolLayout
 from xpuc.ir.formats import dequantize, format_of
-from xpuc.passes import Pass, run, without
+from xpuc.ir.text import to_text
+from xpuc.passes import FUSIONS, Pass, run, without
 from xpuc.schedules import llvm
 from xpuc.tune_db import load as load_tune_db
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
-MAX_OUT_ROWS = 64  # rows a prefill call gives logits of
+OUT_ROWS = 64  # rows a prefill call gives logits of, or one a sequence if those are more
 
 
 @dataclass(frozen=True)
 class Options:
-    """What changes the compiled code. Sizes in tokens; `ctx` 0 means the checkpoint's own, at most 8192."""
+    """What changes the compiled code.
+
+    `ctx`, `max_chunk` and `block_tokens` in tokens; a `ctx` of 0 is the checkpoint's own, at most
+    8192. `max_batch` in sequences.
+    """
 
     target: str = "llvm"
     cpu: str | None = None
@@ -61,6 +66,11 @@ class Options:
     deterministic: bool = False
     tokenizer_pre: str | None = None
 
+    @property
+    def max_out_rows(self) -> int:
+        """Rows a prefill call may give logits of: in a mixed step every sequence wants one."""
+        return max(OUT_ROWS, self.max_batch)
+
     def check(self) -> None:
         """Refuse what cannot be compiled before any work starts."""
         for name, value, allowed in (
@@ -71,18 +81,20 @@ class Options:
                 raise RequestError(
                     f"--{name} {value}: not known", f"choose one of {', '.join(allowed)}"
                 )
-        for name, value, low, high in (
+        for name, size, low, high in (
             ("ctx", self.ctx, 0, 1 << 20),
             ("max-batch", self.max_batch, 1, 256),
             ("max-chunk", self.max_chunk, 16, 4096),
         ):
-            if not low <= value <= high:
-                raise RequestError(f"--{name} {value}: out of range", f"choose {low} to {high}")
+            if not low <= size <= high:
+                raise RequestError(f"--{name} {size}: out of range", f"choose {low} to {high}")
         if self.block_tokens not in (16, 32, 64, 128):
             raise RequestError(
                 f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
             )
-        without(self.no_fuse)
+        for name in self.no_fuse:
+            if name not in FUSIONS:
+                raise UnsupportedError(f"unknown fusion: {name!r}", nearest(name, FUSIONS))
 
 
 Progress = Callable[[str, int, int], None]  # phase, done, total (bytes or steps)
@@ -102,7 +114,7 @@ class Compiled:
 
 def compile_model(
     path: str | Path,
-    target: str = "llvm",
+    target: str | None = None,
     out: str | Path | None = None,
     *,
     options: Options | None = None,
@@ -111,9 +123,12 @@ def compile_model(
 ) -> Compiled:
     """Compile a checkpoint into an artifact directory (default: the checkpoint's name with .xpuc).
 
-    The artifact appears whole or not at all. XpucError says what is wrong with the checkpoint or an option.
+    A `target` goes before that of the options. The artifact appears whole or not at all. XpucError
+    says what is wrong with the checkpoint or an option.
     """
-    options = options or Options(target=target)
+    options = options or Options()
+    if target is not None:
+        options = dataclasses.replace(options, target=target)
     options.check()
     destination = Path(out) if out else Path(path).with_suffix(".xpuc")
     _check_destination(destination)
@@ -210,16 +225,17 @@ class _Work:
 
     def dump(self, number: int, name: str, module: IRModule) -> None:
         assert self.dump_ir is not None
-        (self.dump_ir / f"{number:02d}_{name}.py").write_text(module.script(show_meta=True) + "\n")
+        path = self.dump_ir / f"{number:02d}_{name}.py"
+        path.write_text(to_text(module), encoding="utf-8")
 
     def lower(
         self, model: Model, module: IRModule, machine: target.CompileTarget, pool: PoolLayout
     ) -> tuple[lower.Lowered, tuple[EntryPoint, ...]]:
-        """Every entry point: decode for one row and for each batch bucket, prefill for any chunk."""
+        """Every entry point: decode for each bucket of rows, prefill for any chunk."""
         options = self.options
         plan = lower.Plan(
             target=machine.facts, schedules=llvm.SCHEDULES, planes=llvm.planes,
-            db=load_tune_db(machine.facts.kind, *xpuc_dirs()), block_tokens=pool.block_tokens,
+            db=load_tune_db(machine.facts.kind, *tuned_folders()), block_tokens=pool.block_tokens,
             kv_dtype=pool.dtype, deterministic=options.deterministic,
         )  # fmt: skip
         lowered = lower.Lowered(plan)
@@ -233,7 +249,7 @@ class _Work:
                 bounds = {"t": rows, "w": rows * segments}
                 lower.lower(lowered, module["decode" + suffix], name, rows, bounds)
                 entries.append(EntryPoint(name, "decode", rows, greedy))
-            bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": MAX_OUT_ROWS}
+            bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": options.max_out_rows}
             lower.lower(lowered, module["prefill" + suffix], "prefill" + suffix, None, bounds)
             entries.append(EntryPoint("prefill" + suffix, "prefill", 0, greedy))
         return lowered, tuple(entries)
@@ -245,7 +261,10 @@ class _Work:
 
     def tensors(self, model: Model, module: IRModule, names: Iterable[str]) -> Sequence[Tensor]:
         """What the weight file holds, in operand order."""
-        matrices = {name: rest for name, *rest in lower.weight_formats(module["decode"])}
+        matrices = {
+            name: (fmt, rows, columns)
+            for name, fmt, rows, columns in lower.weight_formats(module["decode"])
+        }
         found = []
         for parameter, name in zip(_weight_params(module), names, strict=True):
             packed = model.tensors[name]
@@ -261,7 +280,7 @@ class _Work:
         return found
 
     def pack(self, path: Path, tensors: Sequence[Tensor]) -> None:
-        total = sum(p.size * np.dtype(p.dtype).itemsize for t in tensors for p in t.planes)
+        total = sum(padded(p) * np.dtype(p.dtype).itemsize for t in tensors for p in t.planes)
         done = 0
 
         def advance(n: int) -> None:
@@ -274,20 +293,23 @@ class _Work:
     def manifest(self, model: Model, machine: target.CompileTarget, pool: PoolLayout) -> Manifest:
         cfg, options = model.config, self.options
         layers = tuple((a.kv_heads, a.head_dim, a.window) for a in cfg.layers)
-        tile_rows = llvm.tile_rows(
-            cfg.layers[0].heads, cfg.layers[0].kv_heads, cfg.layers[0].head_dim
-        )
+        tile_rows = min(llvm.tile_rows(a.heads, a.kv_heads, a.head_dim) for a in cfg.layers)
         versions = tvm_runtime.versions()
         return Manifest(
-            xpuc_version=xpuc.__version__, tvm_version=versions.tvm, tvm_ffi_version=versions.tvm_ffi,
+            xpuc_version=xpuc.__version__,
+            tvm_version=versions.tvm, tvm_ffi_version=versions.tvm_ffi,
             target=machine.as_manifest(), arch=cfg.arch,
             name=str(model.metadata.get("general.name", self.path.stem)),
-            n_vocab=cfg.n_vocab, d_model=cfg.d_model, n_layers=cfg.n_layers, context=self.context(model),
-            max_batch=options.max_batch, max_chunk=options.max_chunk, max_out_rows=MAX_OUT_ROWS,
+            n_vocab=cfg.n_vocab, d_model=cfg.d_model, n_layers=cfg.n_layers,
+            context=self.context(model), max_batch=options.max_batch,
+            max_chunk=options.max_chunk, max_out_rows=options.max_out_rows,
             deterministic=options.deterministic, activations=options.activations,
             kv=KvLayout(pool.dtype, pool.block_tokens, SEGMENT_TOKENS, tile_rows, layers),
             entry_points=(), planes=(), tokenizer={},
-            source={"file": self.path.name, "bytes": model.source.n_bytes, "xxh3_128": model.source.digest()},
+            source={
+                "file": self.path.name, "bytes": model.source.n_bytes,
+                "xxh3_128": model.source.digest(),
+            },
             decisions={}, memory={},
         )  # fmt: skip
 
@@ -322,7 +344,7 @@ def buckets(max_batch: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, max_batch}))
 
 
-def xpuc_dirs() -> tuple[Path, ...]:
+def tuned_folders() -> tuple[Path, ...]:
     """The user's folder of tuned records, if there is one."""
     folder = Path.home() / ".config" / "xpuc" / "tune_db"
     return (folder,) if folder.is_dir() else ()

@@ -58,7 +58,8 @@ def write_weights(path: Path, tensors: Sequence[Tensor], advance: Callable[[int]
 
 def _write(file: BinaryIO, plane: Plane, array: np.ndarray) -> int:
     assert array.dtype == plane.dtype, f"{plane.name}: {array.dtype} instead of {plane.dtype}"
-    assert array.size >= plane.size, f"{plane.name}: {array.size} elements instead of {plane.size}"
+    whole = plane.size <= array.size <= padded(plane)
+    assert whole, f"{plane.name}: {array.size} elements instead of {plane.size}"
     data = np.ascontiguousarray(array).reshape(-1)
     file.write(data.data)
     rest = (padded(plane) - data.size) * data.itemsize

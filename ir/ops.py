@@ -1,9 +1,10 @@
-"""Every operation of the graph, once: its operands, its attributes, the type of its result, what it means.
+"""Every operation of the graph, once: operands, attributes, the type of its result, what it means.
 
-The operations are Relax operators named `relax.xpuc.<name>`; importing this module registers them. A call is
-made with `call("rms_norm", x, eps=1e-5)`. n is the number of rows (tokens) of the step, always the first axis;
-activations are f32. `q8a` is the tuple of a quantised activation (docs/formats.md), laid out block of 32
-columns first: int8 values, f32 scales of the half blocks, their scaled sums, and those of whole blocks.
+The operations are Relax operators named `relax.xpuc.<name>`; importing this module registers them.
+A call is made with `call("rms_norm", x, eps=1e-5)`. n is the number of rows (tokens) of the step,
+always the first axis; activations are f32. `q8a` is the tuple of a quantised activation
+(docs/formats.md), laid out block of 32 columns first: int8 values, f32 scales of the half blocks,
+their scaled sums, and those of whole blocks.
 """
 
 from __future__ import annotations
@@ -94,11 +95,13 @@ def _gate_up(attrs: Any, x: Type, *_: Type) -> Type:
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
-        # --- as the paper writes it -------------------------------------------------------------------
+        # --- as the paper writes it ---
         Op("embed", "row tokens[i] of the table (columns wide), times `scale`",
            lambda a, tokens, w: tensor((tokens.shape[0], a["columns"]))),
-        Op("rms_norm", "x / sqrt(mean(x^2) + eps) over each of `groups` equal column groups", _same),
-        Op("mul", "x * w, w of x's shape or one weight a column, repeated over column groups", _same),
+        Op("rms_norm", "x / sqrt(mean(x^2) + eps) over each of `groups` equal column groups",
+           _same),
+        Op("mul", "x * w, w of x's shape or one weight a column, repeated over column groups",
+           _same),
         Op("add", "x + y, y of x's shape or one bias a column", _same),
         Op("linear", "x W^T with W packed: (rows, row bytes) of `format`",
            lambda a, x, w: tensor((rows_of(x), a["rows"]))),
@@ -106,18 +109,21 @@ OPS: dict[str, Op] = {
         Op("gelu_tanh", "gelu by its tanh approximation", _same),
         Op("softcap", "cap * tanh(x / cap)", _same),
         Op("rope_table", "cos | sin of position * inv_freq, times mscale",
-           lambda a, positions, inv_freq: tensor((positions.shape[0], int(inv_freq.shape[0]) * 2))),
-        Op("rope", "rotate each head's first columns by the table; pairing norm (2i, 2i+1) or neox", _same),
+           lambda a, positions, freq: tensor((positions.shape[0], 2 * int(freq.shape[0])))),
+        Op("rope", "rotate each head's first columns by the table; pairing norm (2i, 2i+1) or neox",
+           _same),
         Op("kv_write", "write k and v rows to the pool at `slots`; the pools are updated in place",
            lambda a, k, v, slots, kp, vp: relax.TupleType([kp, vp])),
         Op("attention", "causal attention of each row over its sequence's pool blocks", _attention),
-        Op("take_rows", "the given rows of x", lambda a, x, rows: tensor((rows.shape[0], x.shape[1]))),
+        Op("take_rows", "the given rows of x",
+           lambda a, x, rows: tensor((rows.shape[0], x.shape[1]))),
         Op("argmax", "column of the largest value of each row, the lowest on ties, -1 with a NaN",
            lambda a, x: tensor((x.shape[0],), "int32")),
-        # --- made by passes ---------------------------------------------------------------------------
+        # --- made by passes ---
         Op("columns", "`width` columns of x from `start`",
            lambda a, x: tensor((x.shape[0], a["width"]))),
-        Op("block_norm", "h = x + delta (delta post-normed if w_post), y = rms_norm(h) * w; (h, y) or y",
+        Op("block_norm",
+           "h = x + delta (delta post-normed if w_post), y = rms_norm(h) * w; (h, y) or y",
            _block_norm),
         Op("quantize", "q8a of x", lambda a, x: q8a(x.shape[0], int(x.shape[1]))),
         Op("linear_group", "several linears of one activation side by side: (n, sum of rows)",
@@ -169,8 +175,7 @@ def _register(op: Op) -> None:
         return op.infer(attrs_of(call), *(operand.ty for operand in call.args))
 
     ir.register_op_attr(op.full_name, "FPurity", True)
-    for key in ("FInferStructInfo", "FInferType"):
-        ir.register_op_attr(op.full_name, key, infer)
+    ir.register_op_attr(op.full_name, "FInferType", infer)
 
 
 for _op in OPS.values():

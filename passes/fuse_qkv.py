@@ -30,7 +30,7 @@ def visit(e: Editor, var: Var, value: Expr) -> Expr | None:
     )  # fmt: skip
     start = 0
     for (end, _), (linear, _), width in zip(ends, linears, rows, strict=True):
-        part = e.emit(ops.call("columns", group, start=start, width=width))
+        part = e.op("columns", group, start=start, width=width)
         e.replace(linear, part)
         e.replace(end, part)
         start += width

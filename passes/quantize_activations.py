@@ -25,4 +25,4 @@ def visit(e: Editor, var: Var, value: Expr) -> Expr | None:
     if x not in e.memo:
         e.memo[x] = e.op("quantize", x)
     e.report.applied += 1
-    return e.emit(ops.call(name, e.memo[x], *(e.new(a) for a in value.args[1:]), **attrs))
+    return e.op(name, e.memo[x], *value.args[1:], **attrs)

@@ -36,7 +36,7 @@ class Editor:
 
     def __init__(self, name: str, function: relax.Function, report: Report) -> None:
         self.name, self.function, self.report = name, function, report
-        self.memo: dict[Any, Var] = {}  # a pass's own: what it has already emitted
+        self.memo: dict[Var, Var] = {}  # a pass's own: what it has emitted for an old variable
         blocks = function.body.blocks
         assert len(blocks) == 1, "a step is one dataflow block"
         self.bindings = list(blocks[0].bindings)
@@ -77,7 +77,7 @@ class Editor:
         return self.builder.emit(value)
 
     def op(self, name: str, *operands: Expr, **attrs: Any) -> Var:
-        """Emit an operation; old operands are translated."""
+        """Emit an operation; old operands are translated, new ones stay."""
         return self.emit(ops.call(name, *(self.new(o) for o in operands), **attrs))
 
     def item(self, value: Var, index: int) -> Var:

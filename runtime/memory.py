@@ -57,7 +57,7 @@ def plan(manifest: Manifest, n_sequences: int, context: int) -> MemoryStatement:
     free = free_bytes()
     block = manifest.kv.bytes_per_token * manifest.kv.block_tokens
     # What a step returns is no part of what the compiler planned.
-    logits = max(manifest.max_out_rows, manifest.max_batch) * manifest.n_vocab * 4
+    logits = manifest.max_out_rows * manifest.n_vocab * 4
     fixed = manifest.memory["activations"] + logits + RUNTIME_BYTES + RESERVE_BYTES
     affordable = max(0, free - fixed) // block
     wanted = n_sequences * -(-context // manifest.kv.block_tokens)

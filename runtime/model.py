@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
 from xpuc.artifact import LIBRARY, RUNTIME, WEIGHTS, Manifest, read_manifest
 from xpuc.errors import ArtifactError, RequestError
@@ -17,7 +18,8 @@ from xpuc.runtime.batch import Batch
 from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes
+_OF_THE_RUNTIME = "runtime.disco.SessionThreaded"  # registered by every libtvm_runtime
 
 
 class Model:
@@ -46,11 +48,9 @@ class Model:
         self._entries = {
             (e.kind, e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points
         }
-        import tvm_ffi
-
-        self._tensor = tvm_ffi.from_dlpack
-        self._weights = [self._tensor(a) for a in map_planes(directory / WEIGHTS, manifest.planes)]
-        self._pools = [self._tensor(a) for a in self._allocate_pools()]
+        planes = map_planes(directory / WEIGHTS, manifest.planes)
+        self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
+        self._pools = [tvm_ffi.from_dlpack(pool) for pool in self._allocate_pools()]
 
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
         """One step: K/V of the batch's rows is written; the result holds until the next run.
@@ -66,9 +66,9 @@ class Model:
             batch.tokens, batch.positions, batch.slots, batch.tiles,
             batch.work, batch.block_table, batch.out_rows,
         )  # fmt: skip
-        result = entry(*map(self._tensor, index), *self._pools, *self._weights)
-        wanted: npt.NDArray[Any] = np.from_dlpack(result)
-        return wanted[: len(batch.out_rows)]
+        result = entry(*map(tvm_ffi.from_dlpack, index), *self._pools, *self._weights)
+        rows: npt.NDArray[Any] = np.from_dlpack(result)
+        return rows[: len(batch.out_rows)]
 
     def _allocate_pools(self) -> list[npt.NDArray[Any]]:
         """K and V of each layer; the system hands out a page when it is first written."""
@@ -123,16 +123,19 @@ def _first_sibling(cpu: int) -> str:
 
 
 def _open_library(directory: Path) -> Any:
-    """The Relax VM of the artifact's library, on its own TVM runtime."""
-    import tvm_ffi
+    """The Relax VM of the artifact's library, on the TVM runtime the artifact carries.
 
+    On the one that is loaded already where there is one (of a compiler, of another artifact): a
+    second would register the same functions again.
+    """
     try:
-        if tvm_ffi.get_global_func("runtime.disco.SessionThreaded", allow_missing=True) is None:
+        if tvm_ffi.get_global_func(_OF_THE_RUNTIME, allow_missing=True) is None:
             ctypes.CDLL(str((directory / RUNTIME).resolve()), ctypes.RTLD_GLOBAL)
         vm = tvm_ffi.load_module(str((directory / LIBRARY).resolve()))["vm_load_executable"]()
     except (OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArtifactError(
-            f"{directory / LIBRARY}: cannot be loaded ({str(error).splitlines()[0]})",
+            f"{directory / LIBRARY}: cannot be loaded ({reason})",
             "compile the model again on this machine: xpuc compile MODEL",
         ) from None
     vm["vm_initialization"](_CPU, 0, _POOLED)

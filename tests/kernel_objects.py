@@ -1,7 +1,7 @@
-"""Compiled kernels kept between compilations: tiny models share most of theirs, and LLVM is what takes time.
+"""Compiled kernels kept between compilations: tiny models share most of theirs, and LLVM is slow.
 
-A build inside `shared` compiles each PrimFunc to an object of its own, once, and links the objects; what is
-linked is what a whole build would have compiled.
+A build inside `shared` compiles each PrimFunc to an object of its own, once, and links the objects;
+what is linked is what a whole build would have compiled.
 """
 
 from __future__ import annotations

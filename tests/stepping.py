@@ -19,8 +19,11 @@ Ids = Sequence[int]
 
 
 class Stepper:
-    """Texts read side by side. `logits[i]` has a row for each token of text i, NaN until it is read; with
-    `greedy` it is the likeliest id instead, -1 until then."""
+    """Texts read side by side.
+
+    `logits[i]` has a row for each token of text i, NaN until it is read; with `greedy` it is the
+    likeliest id instead, -1 until then.
+    """
 
     def __init__(self, model: Any, texts: Sequence[Ids], *, greedy: bool = False) -> None:
         self.model, self.texts, self.greedy = model, texts, greedy
@@ -36,7 +39,7 @@ class Stepper:
         self._share_out(BlockPool(model.n_blocks))
 
     def step(self, counts: Mapping[int, int]) -> str:
-        """One call that reads the next `counts[i]` tokens of each text i; the kind of call it was."""
+        """One call that reads the next `counts[i]` tokens of each text i; what kind it was."""
         spans = []
         for i, count in counts.items():
             start = self.done[i]

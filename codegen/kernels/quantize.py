@@ -14,9 +14,9 @@ _SMALLEST_NORMAL = 1.1754943508222875e-38
 def quantize(k: int, n: int | None) -> tirx.PrimFunc:
     """x f32 (n, k) -> xq int8 (b, n, 32), xd, xs f32 (b, n, 2), xt f32 (b, n), with b = k / 32.
 
-    Of each half block of 16 columns: xd = max|x| / 127, xq = x * (1 / xd) to nearest even, xs = xd * sum of
-    xq; xt is both xs. All xq are zero where xd is zero, below the normal range or not finite; a NaN anywhere
-    in the half makes xd NaN, so that it is not lost.
+    Of each half block of 16 columns: xd = max|x| / 127, xq = x * (1 / xd) to nearest even, xs = xd
+    times the sum of xq; xt is the sum of both xs. All xq are zero where xd is zero, below the normal
+    range or not finite; a NaN anywhere in the half makes xd NaN, so that it is not lost.
     """
     count, blocks = size(n, "n"), k // BLOCK
     halves = (blocks, count, 2)
@@ -57,8 +57,6 @@ def quantize(k: int, n: int | None) -> tirx.PrimFunc:
         lambda b, r, h: te.sum(tirx.Cast("int32", xq[b, r, h * HALF + j]), axis=j),
         "sums",
     )
-    xs = te.compute(
-        halves, lambda b, r, h: xd[b, r, h] * tirx.Cast("float32", sums[b, r, h]), "xs"
-    )
+    xs = te.compute(halves, lambda b, r, h: xd[b, r, h] * tirx.Cast("float32", sums[b, r, h]), "xs")
     xt = te.compute((blocks, count), lambda b, r: xs[b, r, 0] + xs[b, r, 1], "xt")
     return kernel(full_name("quantize", n, k), x, xq, xd, xs, xt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx
 
-from xpuc.codegen.kernels.definition import kernel, size
+from xpuc.codegen.kernels.definition import full_name, kernel, size
 
 
 def take_columns(d: int, start: int, width: int, n: int | None) -> tirx.PrimFunc:
@@ -12,4 +12,4 @@ def take_columns(d: int, start: int, width: int, n: int | None) -> tirx.PrimFunc
     rows = size(n, "n")
     x = te.placeholder((rows, d), "float32", "x")
     y = te.compute((rows, width), lambda r, c: x[r, start + c], "y")
-    return kernel(f"columns_{d}_{start}_{width}_r{n or 'n'}", x, y)
+    return kernel(full_name("take_columns", n, d, start, width), x, y)

@@ -34,10 +34,6 @@ class Row:
         word = tir.bits(tir.load(self.x.xq, (self.block, self.row, 4 * v), 4), "int32")
         return tir.bits(tir.splat(word, ROWS), "int8", 4 * ROWS)
 
-    def word(self, v: int) -> Expr:
-        """The same columns as one int32."""
-        return tir.bits(tir.load(self.x.xq, (self.block, self.row, 4 * v), 4), "int32")
-
     def scale(self, half: int) -> Expr:
         """That of half a block, f32, repeated for each weight row."""
         return tir.splat(tir.load(self.x.xd, (self.block, self.row, half), 1), ROWS)

@@ -1,8 +1,9 @@
 """Packed weights on a CPU: 8 rows interleaved, each field of a block in a plane of its own.
 
-A plane is an array that holds, for every group of 8 rows and every block, the field's units one after the other, and
-each unit row by row: `[rows / 8][blocks][units][8 rows][width]`. A unit of 4 bytes makes a 32-byte
-vector whose byte `row * 4 + t` belongs to column `4 v + t`, which is what byte dot products want.
+A plane is an array that holds, for every group of 8 rows and every block, the field's units one
+after the other, and each unit row by row: `[rows / 8][blocks][units][8 rows][width]`. A unit of 4
+bytes makes a 32-byte vector whose byte `row * 4 + t` belongs to column `4 v + t`, which is what
+byte dot products want.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scales, mins
 
 
-def halves(blocks: Bytes, start: int) -> NDArray[np.generic]:
+def halves(blocks: Bytes, start: int) -> NDArray[np.float16]:
     """The f16 at byte `start` of every block, as a field."""
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., None]
 

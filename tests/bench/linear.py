@@ -3,8 +3,8 @@
     python tests/bench/linear.py --formats Q4_1,Q8_0 --shapes 4096x4096 --rows 1
 
 One JSON line a result. Weights are walked cold: copies of 96 MB together, one after the other;
-`--hot` takes one copy. Times are interleaved, a ratio compares numbers of one run only. With
-TVM_NUM_THREADS=1 the time is that of the thread, so other processes disturb less.
+`--hot` takes one copy. Kernels take turns and the fastest call counts; a ratio compares numbers of
+one run only. With TVM_NUM_THREADS=1 the time is that of the thread, which others disturb less.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count()))
@@ -32,7 +33,7 @@ from xpuc.schedules.llvm.products import LinearKnobs, Weight
 
 COLD_BYTES = 96 << 20
 How = tuple[tvm.target.Target, frozenset[str], LinearKnobs]
-Timed = tuple[Callable[[], None], int, int]  # one pass, its bytes of weights, its operations
+Timed = tuple[list[Callable[[], None]], int, int]  # calls, the bytes and operations of each
 
 
 def main() -> None:
@@ -92,19 +93,11 @@ def _linear(weight: Weight, k: int, options: argparse.Namespace, how: How) -> Ti
     planes = pack(weight.format, raw)
     copies = 1 if options.hot else max(1, COLD_BYTES // size)
     weights = [[_tensor(p.copy()) for p in planes.values()] for _ in range(copies)]
-    weights *= 20 if options.hot else 1
     x = [_tensor(a) for a in _activations(activation, n, k)]
     y = _tensor(np.zeros((n, weight.rows), np.float32))
 
-    def go() -> None:
-        for w in weights:
-            run(*x, *w, y)
-
-    return (
-        go,
-        len(weights) * sum(p.nbytes for p in planes.values()),
-        2 * len(weights) * n * weight.rows * k,
-    )
+    calls = [partial(run, *x, *w, y) for w in weights]
+    return calls, sum(p.nbytes for p in planes.values()), 2 * n * weight.rows * k
 
 
 def _activations(activation: str, n: int, k: int) -> list[np.ndarray]:
@@ -115,9 +108,9 @@ def _activations(activation: str, n: int, k: int) -> list[np.ndarray]:
 
 
 def _read(target: tvm.target.Target) -> Timed:
-    """A sum over memory: what the machine can read."""
-    parts, lanes = 1024, 8
-    step = COLD_BYTES // 4 // parts
+    """A sum over 12 MB of memory: what the machine can read."""
+    copies, parts, lanes = 8, 256, 8
+    step = COLD_BYTES // copies // 4 // parts
 
     def body() -> None:
         w = tir.arg("w", (parts * step,), "int32")
@@ -127,16 +120,19 @@ def _read(target: tvm.target.Target) -> Timed:
             for i in range(8):
                 tir.store(sums, i * lanes, tir.const(0, "int32", lanes), lanes)
             with tir.serial(0, step // (lanes * 8)) as turn:
-                first = tir.let(part * step + turn * lanes * 8)
-                for i in range(8):
-                    new = tir.load(w, first + i * lanes, lanes)
+                for i in range(8):  # four streams of two vectors: one alone is slower than DRAM
+                    first = part * step + i // 2 * (step // 4) + turn * lanes * 2
+                    if i % 2 == 0:
+                        tir.prefetch(w, first + 256)
+                    new = tir.load(w, first + i % 2 * lanes, lanes)
                     tir.store(sums, i * lanes, tir.load(sums, i * lanes, lanes) + new, lanes)
             total = tir.tree_sum(tir.load(sums, i * lanes, lanes) for i in range(8))
             tir.store(y, part * lanes, total, lanes)
 
     run = tvm.compile(tir.prim_func("read", body), target=target)["read"]
-    w, y = _tensor(np.ones(parts * step, np.int32)), _tensor(np.zeros(parts * lanes, np.int32))
-    return lambda: run(w, y), COLD_BYTES, 0
+    weights = [_tensor(np.ones(parts * step, np.int32)) for _ in range(copies)]
+    y = _tensor(np.zeros(parts * lanes, np.int32))
+    return [partial(run, w, y) for w in weights], COLD_BYTES // copies, 0
 
 
 def _tensor(array: np.ndarray) -> tvm.runtime.Tensor:
@@ -144,17 +140,16 @@ def _tensor(array: np.ndarray) -> tvm.runtime.Tensor:
 
 
 def _times(timed: dict[str, Timed], seconds: float) -> dict[str, float]:
-    """Seconds of a pass: the fastest of passes interleaved, as others can only slow one down."""
+    """Seconds of the fastest call, kernels taking turns: others can only slow one down."""
     clock = time.thread_time if os.environ["TVM_NUM_THREADS"] == "1" else time.perf_counter
     best = {name: float("inf") for name in timed}
-    for go, _, _ in timed.values():
-        go()
     end = time.perf_counter() + seconds * len(timed)
     while time.perf_counter() < end:
-        for name, (go, _, _) in timed.items():
-            start = clock()
-            go()
-            best[name] = min(best[name], clock() - start)
+        for name, (calls, _, _) in timed.items():
+            for call in calls:
+                start = clock()
+                call()
+                best[name] = min(best[name], clock() - start)
     return best
 
 

@@ -66,7 +66,7 @@ def test_this_machine_can_compile_the_tests():
 
 @pytest.mark.slow
 def test_without_a_c_compiler_it_names_one(monkeypatch):
-    monkeypatch.setattr("xpuc.codegen.build.find_linker", lambda: None)
+    monkeypatch.setattr("xpuc.cli.diagnosis.find_linker", lambda: None)
     done = invoke("doctor")
     assert "  C compiler  apt install gcc, or pip install ziglang" in done.out.splitlines()
     assert done.code == 1

@@ -9,7 +9,7 @@ import pytest
 from tvm import IRModule, relax
 from tvm.target import Target
 
-from xpuc.codegen import build
+from xpuc.codegen import build, linker
 from xpuc.codegen.kernels.activation import silu
 from xpuc.errors import XpucError
 
@@ -49,10 +49,10 @@ def test_a_linker_that_fails_is_named(
 
 def test_without_a_compiler_ziglang_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(linker.shutil, "which", lambda name: None)
     found = {"ziglang": object()}
-    monkeypatch.setattr(build.importlib.util, "find_spec", found.get)
-    assert build.find_linker() == [sys.executable, "-m", "ziglang", "cc"]
+    monkeypatch.setattr(linker.importlib.util, "find_spec", found.get)
+    assert linker.find_linker() == [sys.executable, "-m", "ziglang", "cc"]
     found.clear()
     with pytest.raises(XpucError, match="no C compiler"):
         build.build(module(), Target("llvm"), Path("model.so"))

@@ -336,7 +336,7 @@ def test_a_row_alone_gives_the_bits_it_gives_among_others() -> None:
 
 
 def test_kernels_that_differ_have_different_names() -> None:
-    """In a module kernels of one name are one kernel: a missing fact would mix two of them up."""
+    """A name is all that a profile and a crash say of a kernel: no fact may be missing in it."""
     q4, q8 = format_of("Q4_0"), format_of("Q8_0")
     pool: dict[str, Any] = {"n_blocks": None, "block_tokens": 16, "kv_dtype": "float16"}
     funcs = [

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpuc.cli import quantities, requirements, sources
+from xpuc.codegen.linker import find_linker
 
 FINE, GAP, NOTE = "ok", "missing", "note"
 
@@ -76,10 +77,16 @@ def _peer(name: str, found: str) -> Finding:
 
 def _compiler() -> Iterator[Finding]:
     """What compiling needs besides packages: TVM itself must load, and something must link."""
+    linker = find_linker()
+    if linker is not None:
+        yield Finding("C compiler", FINE, " ".join(linker))
+    else:
+        yield Finding(
+            "C compiler", GAP, "none found", "apt install gcc, or pip install ziglang", "compile"
+        )
     if requirements.installed("apache-tvm") is None:
         return
     try:
-        from xpuc.codegen.build import find_linker
         from xpuc.codegen.target import resolve
 
         machine = resolve("llvm")
@@ -94,13 +101,7 @@ def _compiler() -> Iterator[Finding]:
         )
         return
     yield Finding("LLVM target", FINE, f"{machine.triple} {machine.facts.cpu}")
-    linker = find_linker()
-    if linker is not None:
-        yield Finding("C compiler", FINE, " ".join(linker))
-    else:
-        yield Finding(
-            "C compiler", GAP, "none found", "apt install gcc, or pip install ziglang", "compile"
-        )
+
 
 
 def _processor() -> Finding:

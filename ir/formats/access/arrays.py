@@ -13,8 +13,8 @@ from xpuc.ir.formats.access import Value
 class ArrayBlock:
     """All blocks of `raw`, uint8 (blocks, nbytes). Fields are (blocks, 1) or (blocks, len(offset)).
 
-    Integers are int16, which holds every field and which numpy multiplies with float32 as float32;
-    with int32 the product would be float64 and a sum would not be rounded as the format says.
+    Integers are int16, which numpy multiplies with float32 as float32: with int32 the product would
+    be float64 and a sum would not be rounded as the format says. Only u16 is int32.
     """
 
     def __init__(self, raw: NDArray[np.uint8]) -> None:

@@ -1,0 +1,50 @@
+"""The C compiler that links a library: whatever the machine has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from xpuc.errors import XpucError
+
+COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
+
+
+def find_linker() -> list[str] | None:
+    """The command that links a shared library: $CC, a compiler on PATH, or PyPI's ziglang."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return None
+
+
+def link(linker: Sequence[str], output: str, objects: Sequence[str]) -> None:
+    """Link objects to a shared library; XpucError with the linker's last line if it fails.
+
+    Not TVM's create_shared: it puts its options after the first word of the command.
+    """
+    command = [*linker, "-shared", "-fPIC", "-o", output, *objects]
+    if sys.platform == "darwin":
+        command += ["-undefined", "dynamic_lookup"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise XpucError(
+            f"{shlex.join(linker)}: cannot be started ({error.strerror})",
+            "set CC to a C compiler, or unset it",
+        ) from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise XpucError(
+            f"{shlex.join(linker)}: cannot link the library ({said[-1]})",
+            "set CC to another C compiler, or pip install ziglang and unset it",
+        )

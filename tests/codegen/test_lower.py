@@ -1,0 +1,33 @@
+"""Lowering: kernels are shared by what they are, not by what they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xpuc.codegen.kernels.activation import silu, softcap
+from xpuc.codegen.lower import Lowered, Plan
+from xpuc.schedules import TargetFacts
+from xpuc.tune_db import TuneDb
+
+
+def lowered() -> Lowered:
+    facts = TargetFacts("llvm", "generic", frozenset())
+    return Lowered(Plan(facts, (), lambda *_: (), TuneDb(), 16, "float16", False))
+
+
+def named(kernel: Any, name: str) -> Any:
+    return kernel.with_attr("global_symbol", name)
+
+
+def test_equal_kernels_are_one_function() -> None:
+    module = lowered()
+    once, again = module.add_kernel(silu(8, 4)), module.add_kernel(silu(8, 4))
+    assert once.same_as(again)
+    assert len(module.finish().functions) == 1
+
+
+def test_kernels_of_one_name_stay_apart() -> None:
+    module = lowered()
+    low, high = (module.add_kernel(named(softcap(8, 4, cap), "softcap_8")) for cap in (5.0, 9.0))
+    assert (low.name_hint, high.name_hint) == ("softcap_8", "softcap_81")
+    assert len(module.finish().functions) == 2
