@@ -17,13 +17,19 @@ Visit = Callable[["Editor", Var, Expr], "Expr | None"]
 
 @dataclass
 class Report:
-    """What a pass did: how many matches it rewrote, and why it left others."""
+    """What a pass did to a step: how many matches it rewrote, and why it left others."""
 
     applied: int = 0
     refused: dict[str, int] = field(default_factory=dict)  # reason -> matches
 
     def refuse(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def join(self, other: Report) -> None:
+        """Take in the report of another variant of the same step: the larger numbers stand."""
+        self.applied = max(self.applied, other.applied)
+        for reason, matches in other.refused.items():
+            self.refused[reason] = max(matches, self.refused.get(reason, 0))
 
 
 class Editor:
@@ -112,12 +118,12 @@ class Editor:
 
 def rewrite(module: IRModule, visit: Visit) -> tuple[IRModule, Report]:
     """Apply `visit` to every step function of the module and drop what it made dead."""
-    report = Report()
-    functions = {
-        gv.name_hint: Editor(gv.name_hint, f, report).run(visit)
-        for gv, f in module.functions_items()
-    }
-    return relax.transform.DeadCodeElimination()(IRModule(functions)), report
+    joined, functions = Report(), {}
+    for gv, function in module.functions_items():
+        report = Report()
+        functions[gv.name_hint] = Editor(gv.name_hint, function, report).run(visit)
+        joined.join(report)
+    return relax.transform.DeadCodeElimination()(IRModule(functions)), joined
 
 
 def _operands(value: Expr) -> list[Var]:

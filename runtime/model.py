@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from xpuc.artifact import LIBRARY, RUNTIME, WEIGHTS, Manifest, read_manifest
+from xpuc.artifact import LIBRARY, RUNTIME, WEIGHTS, Manifest, digest, read_manifest
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
@@ -19,7 +23,8 @@ from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
 _ALIGNMENT = 64  # bytes
-_OF_THE_RUNTIME = "runtime.disco.SessionThreaded"  # registered by every libtvm_runtime
+# What opens a compiled model, and what the TVM runtime library alone registers.
+_LOADER = "ffi.Module.load_from_bytes.relax.VMExecutable"
 
 
 class Model:
@@ -44,7 +49,7 @@ class Model:
         self.buckets = tuple(
             sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
         )
-        self._vm = _open_library(directory)
+        self._vm = _open_library(directory, manifest)
         self._entries = {
             (e.kind, e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points
         }
@@ -122,16 +127,12 @@ def _first_sibling(cpu: int) -> str:
     return path.read_text().strip() if path.is_file() else str(cpu)
 
 
-def _open_library(directory: Path) -> Any:
-    """The Relax VM of the artifact's library, on the TVM runtime the artifact carries.
-
-    On the one that is loaded already where there is one (of a compiler, of another artifact): a
-    second would register the same functions again.
-    """
+def _open_library(directory: Path, manifest: Manifest) -> Any:
+    """The Relax VM of the artifact's library."""
     try:
-        if tvm_ffi.get_global_func(_OF_THE_RUNTIME, allow_missing=True) is None:
-            ctypes.CDLL(str((directory / RUNTIME).resolve()), ctypes.RTLD_GLOBAL)
-        vm = tvm_ffi.load_module(str((directory / LIBRARY).resolve()))["vm_load_executable"]()
+        _open_runtime(directory, manifest)
+        with _fresh_name(directory / LIBRARY) as path:
+            vm = tvm_ffi.load_module(str(path))["vm_load_executable"]()
     except (OSError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArtifactError(
@@ -140,6 +141,41 @@ def _open_library(directory: Path) -> Any:
         ) from None
     vm["vm_initialization"](_CPU, 0, _POOLED)
     return vm
+
+
+def _open_runtime(directory: Path, manifest: Manifest) -> None:
+    """The TVM runtime the artifact carries, unless one is there (a compiler's, another artifact's).
+
+    A second one in a process registers the same functions again, and that ends the process. So if
+    the machine has a compiler with the very same library, it is that copy which is opened: a later
+    `import tvm` finds it there.
+    """
+    if tvm_ffi.get_global_func(_LOADER, allow_missing=True) is not None:
+        return
+    path, tvm = directory / RUNTIME, importlib.util.find_spec("tvm")
+    if tvm is not None and tvm.origin is not None:
+        installed = Path(tvm.origin).parent / RUNTIME
+        if installed.is_file() and digest(installed) == manifest.files[RUNTIME]["xxh3_128"]:
+            path = installed
+    ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
+
+
+@contextmanager
+def _fresh_name(path: Path) -> Iterator[Path]:
+    """The library under a name that no library was loaded by.
+
+    The dynamic loader asks for the name first: of an artifact that was compiled again while it was
+    loaded, it would give the old library.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="xpuc-")
+    except OSError:  # nowhere to write: then hardly anything was compiled here either
+        yield path.resolve()
+        return
+    with folder as name:
+        link = Path(name) / path.name
+        link.symlink_to(path.resolve())
+        yield link
 
 
 def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -26,6 +26,7 @@ FORMAT_VERSION = 1
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 _CHUNK = 1 << 24  # bytes read at once for a digest
+_DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+        """The text of manifest.json; its last key is the digest of the text without that key."""
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+        return text.removesuffix(_END) + _DIGEST + f'"{_text_digest(text)}"' + _END
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -107,18 +110,34 @@ def read_manifest(directory: Path) -> Manifest:
     if not path.is_file():
         raise ArtifactError(f"{directory}: not an xpuc artifact (no {MANIFEST})", recompile)
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        text = path.read_bytes().decode()
+        raw = json.loads(text)
+    except (ValueError, OSError, RecursionError) as error:
         raise ArtifactError(f"{path}: not readable as JSON ({error})", recompile) from None
     found = raw.get("format_version") if isinstance(raw, dict) else None
     if found != FORMAT_VERSION:
         raise ArtifactError(
             f"{path}: artifact format {found}, this xpuc reads format {FORMAT_VERSION}", recompile
         )
+    if not _is_whole(text):
+        raise ArtifactError(
+            f"{path}: was changed after it was written (its digest does not fit)",
+            f"copy the artifact again, or {recompile}",
+        )
     try:
-        return _from_json(raw)
+        return _from_json({name: raw[name] for name in raw if name != "digest"})
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: incomplete manifest ({error})", recompile) from None
+
+
+def _is_whole(text: str) -> bool:
+    """Whether the manifest's text is as `Manifest.to_json` wrote it."""
+    before, _, after = text.rpartition(_DIGEST)
+    return after == f'"{_text_digest(before + _END)}"' + _END
+
+
+def _text_digest(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def _from_json(raw: dict[str, Any]) -> Manifest:

@@ -15,8 +15,8 @@ def quantize(k: int, n: int | None) -> tirx.PrimFunc:
     """x f32 (n, k) -> xq int8 (b, n, 32), xd, xs f32 (b, n, 2), xt f32 (b, n), with b = k / 32.
 
     Of each half block of 16 columns: xd = max|x| / 127, xq = x * (1 / xd) to nearest even, xs = xd
-    times the sum of xq; xt is the sum of both xs. All xq are zero where xd is zero, below the normal
-    range or not finite; a NaN anywhere in the half makes xd NaN, so that it is not lost.
+    times the sum of xq; xt is the sum of both xs. All xq are zero where xd is zero, below normal
+    range, or not finite; a NaN anywhere in the half makes xd NaN, so that it is not lost.
     """
     count, blocks = size(n, "n"), k // BLOCK
     halves = (blocks, count, 2)

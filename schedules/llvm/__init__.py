@@ -21,7 +21,7 @@ from xpuc.schedules.llvm.isa import Isa, isa_for
 from xpuc.schedules.llvm.layouts import planes
 from xpuc.schedules.llvm.linear import linear
 from xpuc.schedules.llvm.norm import residual_add, rms_norm
-from xpuc.schedules.llvm.products import LinearKnobs, Weight
+from xpuc.schedules.llvm.products import MOST_UNROLLED, LinearKnobs, Weight
 from xpuc.schedules.llvm.quantize import quantize
 from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
 
@@ -70,11 +70,23 @@ def _outputs(ty: Type) -> list[Type]:
     return [ty]
 
 
+def _fixed(n: int) -> int | None:
+    """A number of rows kernels are made for: so few that each row has registers of its own.
+
+    Beyond, one kernel for any number of rows is as fast, and every bucket and prefill share it.
+    """
+    return n if n <= MOST_UNROLLED else None
+
+
+def _n(site: Site) -> int | None:
+    return None if site.n is None else _fixed(site.n)
+
+
 def _linear(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     kind, x, biases = _activation(site)
     bias = site.attrs.get("bias", (False,) * len(site.weights))
     kernel = _once(
-        linear, _weights(site), site.weights[0].columns, site.n,
+        linear, _weights(site), site.weights[0].columns, _n(site),
         activation=kind, bias=tuple(bool(b) for b in bias),
         isa=_isa(site), knobs=LinearKnobs(**knobs),
     )  # fmt: skip
@@ -86,7 +98,7 @@ def _gate_up(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     gate, up = _weights(site)
     kernel = _once(
         gate_up,
-        gate, up, site.weights[0].columns, site.n,
+        gate, up, site.weights[0].columns, _n(site),
         activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
         isa=_isa(site), knobs=LinearKnobs(**knobs),
     )  # fmt: skip
@@ -95,15 +107,15 @@ def _gate_up(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
 
 def _embed(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     (weight,) = _weights(site)
-    kernel = _once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
+    kernel = _once(embed, weight, site.weights[0].columns, _n(site), site.attrs["scale"])
     return emit.launch(kernel, [site.operands[0], *_planes(site)], [site.result])
 
 
 def _head_argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     kind, x, _ = _activation(site)
     (weight,) = _weights(site)
-    rows = site.operands[0].ty.shape[1 if kind == "q8" else 0]
-    n = int(rows) if isinstance(rows, tirx.IntImm) else None
+    rows = site.result.shape[0]
+    n = _fixed(int(rows)) if isinstance(rows, tirx.IntImm) else None
     kernel = _once(
         head_argmax,
         weight, site.weights[0].columns, n,
@@ -117,7 +129,7 @@ def _block_norm(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     d = int(site.operands[0].ty.shape[1])
     kernel = _once(
         rms_norm,
-        d, site.n, a["eps"],
+        d, _n(site), a["eps"],
         residual=bool(a["residual"]), post_norm=bool(a["post_norm"]), quantize=bool(a["quantize"]),
     )  # fmt: skip
     return _nested(emit, emit.launch(kernel, site.operands, _outputs(site.result)), site.result)
@@ -140,14 +152,14 @@ def _nested(emit: Emitter, flat: Var, ty: Type) -> Var:
 
 
 def _quantize(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
-    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), site.n)
+    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), _n(site))
     return emit.launch(kernel, site.operands, _outputs(site.result))
 
 
 def _rope_table(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     n_rot = 2 * int(site.operands[1].ty.shape[0])
     return emit.launch(
-        _once(rope_table, n_rot, site.n, site.attrs["mscale"]), site.operands, [site.result]
+        _once(rope_table, n_rot, _n(site), site.attrs["mscale"]), site.operands, [site.result]
     )
 
 
@@ -162,7 +174,7 @@ def _qk_prep(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     q, k_pool, v_pool = site.result.fields
     last = len(site.operands) - 1
     done = emit.launch_in_place(
-        _once(qk_prep, job, site.n), site.operands, [k_pool, v_pool, q], [last - 1, last, -1]
+        _once(qk_prep, job, _n(site)), site.operands, [k_pool, v_pool, q], [last - 1, last, -1]
     )
     return emit.emit(relax.Tuple([emit.item(done, i) for i in (2, 0, 1)]))
 
@@ -183,11 +195,11 @@ def _attention_decode(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
     parts = emit.launch(
-        _once(attention_split, job, site.n),
+        _once(attention_split, job, _n(site)),
         [q, positions, work, block_table, k_pool, v_pool],
         [acc, ml],
     )
-    kernel = _once(attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
+    kernel = _once(attention_reduce, job, _n(site), quantize=bool(site.attrs["quantize"]))
     return emit.launch(
         kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], _outputs(site.result)
     )
@@ -197,11 +209,11 @@ def _attention_prefill(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     rows = relax.TensorType(list(q.ty.shape), "float32")
-    kernel = _once(attention_prefill, job, site.n)
+    kernel = _once(attention_prefill, job, _n(site))
     out = emit.launch(kernel, [q, positions, tiles, work, block_table, k_pool, v_pool], [rows])
     if not site.attrs["quantize"]:
         return out
-    return emit.launch(_once(quantize, int(q.ty.shape[1]), site.n), [out], _outputs(site.result))
+    return emit.launch(_once(quantize, int(q.ty.shape[1]), _n(site)), [out], _outputs(site.result))
 
 
 def _argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
@@ -210,7 +222,7 @@ def _argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
 
 
 def _take_rows(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
-    kernel = _once(select.take_rows, int(site.operands[0].ty.shape[1]), site.n, _rows(site))
+    kernel = _once(select.take_rows, int(site.operands[0].ty.shape[1]), _n(site), _rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
@@ -222,14 +234,14 @@ def _softcap(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
 
 
 def _add(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
-    kernel = _once(residual_add, int(site.operands[0].ty.shape[1]), site.n, 0.0)
+    kernel = _once(residual_add, int(site.operands[0].ty.shape[1]), _n(site), 0.0)
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _rows(site: Site) -> int | None:
     """Rows of the result where they are known; they may be fewer than those of the step."""
     rows = site.result.shape[0]
-    return int(rows) if isinstance(rows, tirx.IntImm) else None
+    return _fixed(int(rows)) if isinstance(rows, tirx.IntImm) else None
 
 
 def _always(site: Site) -> bool:

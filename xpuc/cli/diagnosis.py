@@ -103,7 +103,6 @@ def _compiler() -> Iterator[Finding]:
     yield Finding("LLVM target", FINE, f"{machine.triple} {machine.facts.cpu}")
 
 
-
 def _processor() -> Finding:
     from xpuc.runtime.checks import host_features
     from xpuc.runtime.model import default_threads

@@ -1,0 +1,89 @@
+"""The real models, as the float32 forward on their dequantised weights says they should answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compare import agreement, forced_ids, forced_rows, kl_full, kl_top10, log_softmax, margins
+from reference import Reference
+
+import xpuc
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+LONG_TEXT = Path(__file__).parent.parent.parent / "LICENSE"
+EXACT = {"activations": "f32", "kv": "f32", "max_batch": 1}
+
+
+@dataclass
+class Subject:
+    """A model, what is recorded of it, and its builds."""
+
+    gguf: Path
+    recorded: Any
+    default: Path
+    exact: Path
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def subject(request, golden, compiled) -> Subject:
+    gguf = request.getfixturevalue(f"{request.param}_gguf")
+    recorded = golden(f"{request.param}.json")
+    return Subject(gguf, recorded, compiled(gguf), compiled(gguf, **EXACT))
+
+
+def forced_logits(engine: Any, ids: list[int]) -> np.ndarray:
+    return np.stack([logits.copy() for _, logits in engine.teacher_forced(ids)])
+
+
+def continuations(subject: Subject) -> Any:
+    """(name, prompt ids, float32 record) of the prompts that have one."""
+    for name, prompt in subject.recorded["prompts"].items():
+        if "f32" in prompt:
+            yield name, prompt["token_ids"], prompt["f32"]
+
+
+def test_the_exact_build_gives_the_float32_ids(subject):
+    engine = xpuc.load(subject.exact, n_sequences=1)
+    for name, prompt, f32 in continuations(subject):
+        read = forced_ids(prompt, f32["greedy_ids"])
+        logprobs = log_softmax(forced_rows(forced_logits(engine, read), prompt))
+        found = agreement(f32["greedy_ids"], f32["margin"], logprobs.argmax(-1))
+        assert found.holds(0.01), (name, found)
+        assert kl_top10(f32["top10"], logprobs).mean() < 1e-5, name
+    answer = engine.generate(prompt, max_tokens=16, temperature=0, ignore_eos=True)
+    sure = next((i for i in range(16) if f32["margin"][i] <= 0.01), 16)
+    assert answer.ids[:sure] == f32["greedy_ids"][:sure]
+
+
+def test_the_default_build_is_nearer_to_float32_than_llama_cpp(subject, record_property):
+    engine = xpuc.load(subject.default, n_sequences=1)
+    divergences = []
+    for name, prompt, f32 in continuations(subject):
+        read = forced_ids(prompt, f32["greedy_ids"])
+        logprobs = log_softmax(forced_rows(forced_logits(engine, read), prompt))
+        found = agreement(f32["greedy_ids"], f32["margin"], logprobs.argmax(-1))
+        assert found.holds(0.3), (name, found)
+        divergences.append(kl_top10(f32["top10"], logprobs))
+    mean = float(np.concatenate(divergences).mean())
+    record_property("mean_kl", mean)
+    assert mean <= subject.recorded["llama_cpp_mean_kl"]
+
+
+def test_past_a_thousand_tokens(subject, record_property):
+    """Beyond Gemma's window; full-vocabulary KL of the last rows against the numpy forward."""
+    engine = xpuc.load(subject.default, n_sequences=1)
+    ids = engine.tokenizer.encode(LONG_TEXT.read_text(encoding="utf-8"))[:1120]
+    wanted = Reference(subject.gguf).forward(ids, rows=slice(-96, None))
+    default = forced_logits(engine, ids)[-96:]
+    found = agreement(wanted.argmax(-1), margins(wanted), default.argmax(-1))
+    assert found.holds(0.3), found
+    mean = float(kl_full(wanted, default).mean())
+    record_property("mean_kl", mean)
+    assert mean <= subject.recorded["llama_cpp_mean_kl"]
+    exact = forced_logits(xpuc.load(subject.exact, n_sequences=1), ids)[-96:]
+    assert np.abs(exact - wanted).max() <= 1e-3 * np.abs(wanted).max()
