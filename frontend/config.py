@@ -53,7 +53,7 @@ class Rope:
     def mscale(self) -> float:
         """What cos and sin are multiplied by: YaRN's attention temperature, as llama.cpp has it."""
         if self.scaling == "yarn" and self.extrapolation != 0.0:
-            return self.attention_factor * (1.0 + 0.1 * math.log(self.factor))
+            return self.attention_factor * (1.0 + 0.1 * math.log(max(1.0, self.factor)))
         return self.attention_factor
 
     def _yarn_keep(self, pair: np.ndarray) -> np.ndarray:
@@ -128,11 +128,24 @@ class Reader:
             return default
         return self._convert(kind, name, self.metadata[name])
 
+    def count(self, key: str, most: int) -> int:
+        """A required number of 1 to `most`."""
+        value = self.read(int, key)
+        if not 1 <= value <= most:
+            raise FileError(
+                f"{self.path}: metadata key {self.full(key)} is {value}, expected 1 to {most}",
+                "the file is malformed",
+            )
+        return value
+
+    def is_array(self, key: str) -> bool:
+        return isinstance(self.metadata.get(self.full(key)), np.ndarray | list | tuple)
+
     def per_layer(self, key: str, n_layers: int, default: int = _REQUIRED) -> tuple[int, ...]:
         """An integer key that is one number for all layers or an array with one a layer."""
         name = self.full(key)
-        value = self.metadata.get(name)
-        if isinstance(value, np.ndarray | list | tuple):
+        if self.is_array(key):
+            value = self.metadata[name]
             if len(value) != n_layers:
                 raise FileError(
                     f"{self.path}: {name} has {len(value)} entries for {n_layers} layers",
@@ -168,9 +181,9 @@ class Reader:
 
 def read_rope(reader: Reader, head_dim: int, pairing: str, factors: np.ndarray | None) -> Rope:
     """The rotary embedding of `<arch>.rope.*`; `factors` is rope_freqs.weight if there is one."""
-    kind = reader.read(str, "rope.scaling.type", "none")
-    if kind == "none" and reader.has("rope.scale_linear"):
-        kind = "linear"
+    # A factor without a type means linear scaling, as llama.cpp reads it.
+    has_factor = reader.has("rope.scaling.factor") or reader.has("rope.scale_linear")
+    kind = reader.read(str, "rope.scaling.type", "linear" if has_factor else "none")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedError(
             f"{reader.path}: {reader.full('rope.scaling.type')} is {kind!r}",

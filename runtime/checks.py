@@ -8,7 +8,15 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from xpuc.artifact import MANIFEST, WEIGHTS, Manifest, digest, header_digest
+from xpuc.artifact import (
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    compile_again,
+    copy_again,
+    digest,
+    header_digest,
+)
 from xpuc.errors import ArtifactError
 
 # Extensions that LLVM uses by itself or that kernels ask for: its name -> that in /proc/cpuinfo.
@@ -26,18 +34,18 @@ FEATURES = {
 
 def check_versions(directory: Path, manifest: Manifest) -> None:
     """The TVM FFI must be of the series the library was linked against: its ABI changes."""
+    wanted = manifest.tvm_ffi_version
+    install = f"pip install 'apache-tvm-ffi=={wanted}'"
     try:
         found = version("apache-tvm-ffi")
     except PackageNotFoundError:
         raise ArtifactError(
-            f"{directory}: needs apache-tvm-ffi {manifest.tvm_ffi_version}, none is installed",
-            f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi_version}'",
+            f"{directory}: needs apache-tvm-ffi {wanted}, none is installed", install
         ) from None
-    if _series(found) != _series(manifest.tvm_ffi_version):
+    if _series(found) != _series(wanted):
         raise ArtifactError(
-            f"{directory}: compiled with apache-tvm-ffi {manifest.tvm_ffi_version},"
-            f" installed is {found}",
-            f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi_version}', or compile the model again",
+            f"{directory}: compiled with apache-tvm-ffi {wanted}, installed is {found}",
+            f"{install}, or {compile_again(directory)}",
         )
 
 
@@ -52,18 +60,19 @@ def host_features() -> frozenset[str]:
 
 
 def check_target(directory: Path, manifest: Manifest) -> None:
-    """The machine's architecture and the CPU extensions the kernels use."""
-    machine = str(manifest.target["triple"]).split("-", 1)[0]
-    if machine != platform.machine():
+    """The machine's architecture, its system and the CPU extensions the kernels use."""
+    triple, system = str(manifest.target["triple"]), platform.system().lower()
+    if triple.split("-", 1)[0] != platform.machine() or system not in triple:
         raise ArtifactError(
-            f"{directory}: compiled for {machine}, this machine is {platform.machine()}",
-            "compile the model on this machine: xpuc compile MODEL",
+            f"{directory}: compiled for {triple}, this machine is {platform.machine()}-{system}",
+            f"on this machine, {compile_again(directory)}",
         )
-    missing = (set(manifest.target["features"]) & set(FEATURES)) - host_features()
-    if missing:
+    present = host_features()
+    missing = (set(manifest.target["features"]) & set(FEATURES)) - present
+    if present and missing:
         raise ArtifactError(
             f"{directory}: needs CPU features this machine lacks: {', '.join(sorted(missing))}",
-            "compile the model on this machine, or with --cpu x86-64-v2 for any",
+            f"on this machine, or with --cpu x86-64-v2 for any, {compile_again(directory)}",
         )
 
 
@@ -72,19 +81,16 @@ def check_files(directory: Path, manifest: Manifest) -> None:
     for name, facts in manifest.files.items():
         path = directory / name
         if not path.is_file():
-            raise ArtifactError(
-                f"{path}: missing", "copy the artifact again, or compile the model again"
-            )
+            raise ArtifactError(f"{path}: missing", copy_again(directory))
         size = path.stat().st_size
         if size != facts["bytes"]:
             raise ArtifactError(
-                f"{path}: {size} bytes, the manifest says {facts['bytes']}",
-                "copy the artifact again, or compile the model again",
+                f"{path}: {size} bytes, the manifest says {facts['bytes']}", copy_again(directory)
             )
         if name == WEIGHTS:
-            _compare(path, header_digest(path), facts["header_xxh3_128"])
+            _compare(directory, name, header_digest(path), facts["header_xxh3_128"])
         elif not name.startswith("reports/"):
-            _compare(path, digest(path), facts["xxh3_128"])
+            _compare(directory, name, digest(path), facts["xxh3_128"])
 
 
 def verify(
@@ -95,16 +101,17 @@ def verify(
     total = 0
     for name, facts in manifest.files.items():
         progress(name)
-        _compare(directory / name, digest(directory / name), facts["xxh3_128"])
+        _compare(directory, name, digest(directory / name), facts["xxh3_128"])
         total += facts["bytes"]
     return total + (directory / MANIFEST).stat().st_size
 
 
-def _compare(path: Path, found: str, wanted: str) -> None:
+def _compare(directory: Path, name: str, found: str, wanted: str) -> None:
     if found != wanted:
         raise ArtifactError(
-            f"{path}: damaged, its digest is {found[:12]}…, the manifest says {wanted[:12]}…",
-            "copy the artifact again, or compile the model again",
+            f"{directory / name}: damaged, its digest is {found[:12]}…,"
+            f" the manifest says {wanted[:12]}…",
+            copy_again(directory),
         )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER, read_manifest
+from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER
 from xpuc.errors import RequestError
 from xpuc.runtime.batch import Batch, StepModel
 from xpuc.runtime.blocks import BlockPool
@@ -344,14 +344,11 @@ def load(
     from xpuc.runtime.tokenizer import Tokenizer
 
     directory = Path(path)
-    facts = read_manifest(directory).tokenizer
-    # Half of it runs while the model's files are read and checked.
-    tokenizer = Tokenizer.load_async(directory / TOKENIZER, facts)
     model = load_model(directory, threads=threads, ctx=ctx, n_sequences=n_sequences)
     template = directory / CHAT_TEMPLATE
     engine = Engine(
         model,
-        tokenizer.result(),
+        Tokenizer.from_files(directory / TOKENIZER, model.manifest.tokenizer),
         chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
     )
     if warm_rows:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,14 +17,21 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from xpuc.artifact import LIBRARY, RUNTIME, WEIGHTS, Manifest, digest, read_manifest
+from xpuc.artifact import (
+    LIBRARY,
+    RUNTIME,
+    WEIGHTS,
+    Manifest,
+    compile_again,
+    digest,
+    read_manifest,
+)
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
-_ALIGNMENT = 64  # bytes
 # What opens a compiled model, and what the TVM runtime library alone registers.
 _LOADER = "ffi.Module.load_from_bytes.relax.VMExecutable"
 
@@ -76,12 +85,12 @@ class Model:
         return rows[: len(batch.out_rows)]
 
     def _allocate_pools(self) -> list[npt.NDArray[Any]]:
-        """K and V of each layer; the system hands out a page when it is first written."""
+        """K and V of each layer."""
         pools = []
         for kv_heads, head_dim, _ in self.manifest.kv.layers:
             shape = (self.n_blocks, kv_heads, head_dim, self.block_tokens)
-            pools.append(_aligned_zeros(shape, self.manifest.kv.dtype))
-            pools.append(_aligned_zeros((*shape[:2], shape[3], shape[2]), self.manifest.kv.dtype))
+            pools.append(_pages(shape, self.manifest.kv.dtype))
+            pools.append(_pages((*shape[:2], shape[3], shape[2]), self.manifest.kv.dtype))
         return pools
 
 
@@ -137,7 +146,7 @@ def _open_library(directory: Path, manifest: Manifest) -> Any:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArtifactError(
             f"{directory / LIBRARY}: cannot be loaded ({reason})",
-            "compile the model again on this machine: xpuc compile MODEL",
+            f"on this machine, {compile_again(directory)}",
         ) from None
     vm["vm_initialization"](_CPU, 0, _POOLED)
     return vm
@@ -178,8 +187,11 @@ def _fresh_name(path: Path) -> Iterator[Path]:
         yield link
 
 
-def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+def _pages(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    """Zeros in pages of their own; the system hands out each when it is first written.
+
+    An allocator would give such an array memory that it has used, and clear all of it.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype).reshape(shape)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import tokenizers
@@ -74,24 +72,6 @@ class Tokenizer:
                 f"{path}: not a readable tokenizer: {error}", "compile the model again"
             ) from error
         return cls(model, facts)
-
-    @classmethod
-    def load_async(cls, path: Path | str, facts: Mapping[str, Any]) -> Future[Tokenizer]:
-        """`from_files` on a thread of its own; `.result()` waits and raises what it raised.
-
-        The library holds the interpreter lock while it loads, so this overlaps only with work that
-        has given the lock up: reading files, running kernels.
-        """
-        loaded: Future[Tokenizer] = Future()
-
-        def load() -> None:
-            try:
-                loaded.set_result(cls.from_files(path, facts))
-            except BaseException as error:
-                loaded.set_exception(error)
-
-        Thread(target=load, name="tokenizer", daemon=True).start()
-        return loaded
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xpuc.artifact import Plane
+from xpuc.artifact import Plane, compile_again
 from xpuc.errors import ArtifactError
 
 
@@ -29,13 +29,13 @@ def map_planes(path: Path, planes: Sequence[Plane]) -> list[np.ndarray]:
         entry = header.get(plane.name)
         if entry is None:
             raise ArtifactError(
-                f"{path}: tensor {plane.name} is missing", "compile the model again"
+                f"{path}: tensor {plane.name} is missing", compile_again(path.parent)
             )
         begin, end = entry["data_offsets"]
         dtype = np.dtype(plane.dtype)
         if end - begin < plane.size * dtype.itemsize or start + end > len(data):
             raise ArtifactError(
-                f"{path}: tensor {plane.name} is too short", "compile the model again"
+                f"{path}: tensor {plane.name} is too short", compile_again(path.parent)
             )
         arrays.append(np.frombuffer(data, dtype, plane.size, start + begin))
     return arrays

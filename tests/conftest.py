@@ -94,6 +94,22 @@ def gemma3_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2_reference(smollm2_gguf: Path) -> Any:
+    """The oracle of SmolLM2, a reference.Reference; its widened weights (0.5 GB) live as long."""
+    from reference import Reference  # imports gguf
+
+    return Reference(smollm2_gguf)
+
+
+@pytest.fixture(scope="session")
+def gemma3_reference(gemma3_gguf: Path) -> Any:
+    """The oracle of Gemma 3; its widened weights take 1.1 GB, its file seconds to read."""
+    from reference import Reference  # imports gguf
+
+    return Reference(gemma3_gguf)
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """tiny_model(name, **changes): the GGUF of a row of tiny_models.TINY, written once."""
     from tiny_models import write_tiny  # imports gguf

@@ -1,7 +1,7 @@
-"""Compiled kernels kept between compilations: tiny models share most of theirs, and LLVM is slow.
+"""Compiled kernels kept between compilations: LLVM takes most of one, and models share kernels.
 
-A build inside `shared` compiles each PrimFunc to an object of its own, once, and links the objects;
-what is linked is what a whole build would have compiled.
+A build inside `sharing` compiles each kernel to an object of its own, once, and links the objects:
+what it links is what a build of the whole module compiles.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ import tvm_ffi
 from tvm import tirx
 from tvm.runtime import load_static_library
 
-LIBRARY_SYMBOLS = ("__tvm_ffi__library_ctx",)
-
 
 class KernelObjects:
-    """Object files of kernels by name, structure and target, in a folder."""
+    """Object files in `folder`, by kernel (its name and its structure) and target.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `plainly`: compiled without LLVM's optimisations, in half the time.
+    """
+
+    def __init__(self, folder: Path, *, plainly: bool = False) -> None:
+        self.folder, self.plainly = folder, plainly
         self.compile = tirx.build
-        self.found: dict[tuple[str, int, str], Any] = {}
-        self.n_built = 0
+        self.paths: dict[tuple[str, int, str], Path] = {}
 
-    def build(self, module: Any, target: Any = None, pipeline: Any = "default") -> Any:
-        """What tvm.tirx.build gives, as static libraries that import each other in a row."""
+    def build(self, module: Any, target: Any, pipeline: Any = "default") -> Any:
+        """As tirx.build, but the result is static libraries, the first of which imports the rest."""
+        if self.plainly:
+            target = tvm.target.Target({**target.export(), "opt-level": 0})
         libraries = [
             self.library(var, function, target, pipeline)
             for var, function in module.functions_items()
         ]
-        first, *rest = libraries
-        for library in rest:
-            first.import_module(library)
-        return first
+        for library in libraries[1:]:
+            libraries[0].import_module(library)
+        return libraries[0]
 
     def library(self, var: Any, function: Any, target: Any, pipeline: Any) -> Any:
         name = var.name_hint
         key = (name, tvm_ffi.structural_hash(function, map_free_vars=True), str(target))
-        path = self.folder / f"{name[:60]}-{len(self.found)}.o"
-        if key not in self.found:
+        if key not in self.paths:
+            path = self.folder / f"{len(self.paths)}.o"
             module = tvm.IRModule({var: function})
             self.compile(module, target=target, pipeline=pipeline).write_to_file(str(path))
-            self.found[key] = path
-        return load_static_library(str(self.found[key]), [name])
+            self.paths[key] = path
+        return load_static_library(str(self.paths[key]), [name])
 
 
 @contextmanager
-def shared(objects: KernelObjects) -> Iterator[None]:
+def sharing(objects: KernelObjects) -> Iterator[None]:
     """Builds inside take their kernels from `objects`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tirx, "build", objects.build)

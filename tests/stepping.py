@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,10 +79,11 @@ def row_by_row(model: Any, ids: Ids, *, greedy: bool = False) -> NDArray[Any]:
 
 
 def in_chunks(model: Any, ids: Ids, sizes: Sequence[int], *, greedy: bool = False) -> NDArray[Any]:
-    """Logits (n, vocab) of prefill calls of these sizes, over and over until all is read."""
+    """Logits (n, vocab) of calls of these sizes, over and over until all is read."""
     stepper = Stepper(model, [ids], greedy=greedy)
-    turn = 0
-    while any(stepper.left()) or stepper.done[0] < len(ids):
-        stepper.step({0: min(sizes[turn % len(sizes)], len(ids) - stepper.done[0])})
-        turn += 1
+    for size in itertools.cycle(sizes):
+        left = len(ids) - stepper.done[0]
+        if not left:
+            break
+        stepper.step({0: min(size, left)})
     return stepper.logits[0]

@@ -109,7 +109,7 @@ TINY: dict[str, Tiny] = {
     "llama_biases": vary(LLAMA, biases=("attn_q", "attn_k", "attn_v", "attn_output")),
     "mistral": vary(LLAMA, arch="mistral", tokenizer="llama-spm", peer=False),
     "llama_partial": vary(LLAMA, keys={"rope.dimension_count": 8}, peer=False),
-    "llama_scales": vary(LLAMA, keys={"attention.scale": 0.4, "logit_scale": 0.5}, peer=False),
+    "llama_scale": vary(LLAMA, keys={"attention.scale": 0.4}, peer=False),
     "llama_softcaps": vary(
         LLAMA, keys={"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0}, peer=False
     ),

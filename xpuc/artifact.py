@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of an artifact; ArtifactError if missing, damaged or of another version."""
     path = directory / MANIFEST
-    recompile = f"compile the model again: xpuc compile MODEL -o {directory}"
+    recompile = compile_again(directory)
     if not path.is_file():
         raise ArtifactError(f"{directory}: not an xpuc artifact (no {MANIFEST})", recompile)
     try:
@@ -122,12 +123,22 @@ def read_manifest(directory: Path) -> Manifest:
     if not _is_whole(text):
         raise ArtifactError(
             f"{path}: was changed after it was written (its digest does not fit)",
-            f"copy the artifact again, or {recompile}",
+            copy_again(directory),
         )
     try:
         return _from_json({name: raw[name] for name in raw if name != "digest"})
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: incomplete manifest ({error})", recompile) from None
+
+
+def compile_again(directory: Path) -> str:
+    """The hint that mends an artifact of another machine or version."""
+    return f"compile the model again: xpuc compile MODEL -o {shlex.quote(str(directory))}"
+
+
+def copy_again(directory: Path) -> str:
+    """The hint that mends a damaged artifact."""
+    return f"copy the artifact again, or {compile_again(directory)}"
 
 
 def _is_whole(text: str) -> bool:

@@ -11,13 +11,15 @@ from xpuc.frontend.config import Attention, ModelConfig, Reader, Rope, check_att
 from xpuc.ir.builder import Graph, Var
 from xpuc.ir.formats import dequantize, format_of
 
+MOST_LAYERS, MOST_COLUMNS, MOST_TOKENS = 1 << 10, 1 << 20, 1 << 28  # beyond any real model
+
 
 def config(
     reader: Reader, tensors: Mapping[str, Any], *, pairing: str, **changes: Any
 ) -> ModelConfig:
     """The configuration of a plain decoder: layers alike but, where given per layer, in heads."""
-    n_layers = reader.read(int, "block_count")
-    d_model = reader.read(int, "embedding_length")
+    n_layers = reader.count("block_count", MOST_LAYERS)
+    d_model = reader.count("embedding_length", MOST_COLUMNS)
     heads = reader.per_layer("attention.head_count", n_layers)
     kv_heads = reader.per_layer("attention.head_count_kv", n_layers, heads[0])
     head_dim = reader.read(int, "attention.key_length", d_model // max(heads[0], 1))
@@ -36,9 +38,9 @@ def config(
         if "token_embd.weight" in tensors
         else 0,
         "d_model": d_model,
-        "d_ff": reader.read(int, "feed_forward_length"),
+        "d_ff": reader.count("feed_forward_length", MOST_COLUMNS),
         "eps": reader.read(float, "attention.layer_norm_rms_epsilon"),
-        "context": reader.read(int, "context_length"),
+        "context": reader.count("context_length", MOST_TOKENS),
         "layers": layers,
         "logit_softcap": reader.read(float, "final_logit_softcapping", 0.0),
     }

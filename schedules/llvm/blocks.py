@@ -32,21 +32,21 @@ class View:
     lanes: int = ROWS
     row: Expr = 0
 
-    def load(self, name: str, start: int, width: int) -> Expr:
+    def load(self, name: str, start: Expr, width: int) -> Expr:
         """Elements [start, start + width) of each row, row after row; `width` is the field's."""
         buffer, per_block = self.planes[name]
         index = (self.block * per_block + start) * ROWS + self.row * width
         return tir.load(buffer, index, self.lanes * width)
 
-    def f32(self, name: str, start: int = 0) -> Expr:
+    def f32(self, name: str, start: Expr = 0) -> Expr:
         """One number of each row as f32."""
         return tir.let(tir.cast(self.load(name, start, 1), "float32", self.lanes))
 
-    def bytes(self, name: str, sub_block: int) -> tuple[Expr, ...]:
+    def bytes(self, name: str, sub_block: Expr) -> tuple[Expr, ...]:
         """The 8 vectors of a sub-block that are stored as whole bytes."""
         return tuple(self.load(name, sub_block * COLUMNS + 4 * v, 4) for v in range(8))
 
-    def quants(self, name: str, sub_block: int, bits: int) -> tuple[Expr, ...]:
+    def quants(self, name: str, sub_block: Expr, bits: int) -> tuple[Expr, ...]:
         """The 8 vectors of a sub-block stored as `packing.pack_bits` lays them out."""
         lanes = 4 * self.lanes
         start = sub_block * bits * 4

@@ -40,13 +40,13 @@ Target = tuple[Buffer, Expr, float]  # where the row goes, and its factor
 
 def _quantised(operand: Operand, source: Source, target: Target) -> None:
     y, row, scale = target
-    decode, first, lane = operand.layout.sub_blocks, *source
-    assert decode is not None
-    with tir.serial(0, operand.blocks) as block:
-        for j, sub in enumerate(decode(operand.view(_ISA, first + block, 1, lane))):
-            column = block * operand.layout.columns + j * COLUMNS
-            for v, quad in enumerate(quads(sub)):
-                tir.store(y, (row, column + 4 * v), _scaled(quad, scale, 4), 4)
+    layout, first, lane = operand.layout, *source
+    assert layout.sub_block is not None
+    with tir.serial(0, operand.blocks) as block, tir.serial(0, layout.sub_blocks) as j:
+        sub = layout.sub_block(operand.view(_ISA, first + block, 1, lane), j)
+        column = block * layout.columns + j * COLUMNS
+        for v, quad in enumerate(quads(sub)):
+            tir.store(y, (row, column + 4 * v), _scaled(quad, scale, 4), 4)
 
 
 def _plain(operand: Operand, source: Source, target: Target) -> None:

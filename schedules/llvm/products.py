@@ -42,7 +42,7 @@ class LinearKnobs:
 
     prefetch_bytes: int = 1024  # how far ahead of the multiplication weights are asked for
     m_tile: int = 64  # rows that share one decoding of the weights
-    unroll: int = 4  # blocks of 32 columns in one turn of the loop
+    unroll: int = 2  # sub-blocks of a block in one turn of the loop: more need more registers
 
 
 @dataclass(frozen=True)
@@ -151,16 +151,17 @@ class Product:
             _Exact(self.x, self.isa, self.knobs).emit(operand, group, tile, acc)
 
     def _quantised(self, operand: Operand, group: Expr, tile: Tile, acc: Buffer) -> None:
-        decode, each = operand.layout.sub_blocks, operand.layout.columns // COLUMNS
-        assert decode is not None, f"{operand.weight.format} takes f32 activations"
-        step = _divisor(operand.blocks, max(1, self.knobs.unroll // each))
-        with tir.serial(0, operand.blocks // step) as turn:
-            first = tir.let(group * operand.blocks + turn * step)
-            prefetch(operand, first, step, self.knobs.prefetch_bytes)
-            for u in range(step):
-                view = operand.view(self.isa, first + u)
-                for j, sub in enumerate(decode(view)):
-                    self._add(sub, (turn * step + u) * each + j, tile, acc)
+        layout = operand.layout
+        assert layout.sub_block is not None, f"{layout.name} takes f32 activations"
+        each, unroll = layout.sub_blocks, _divisor(layout.sub_blocks, self.knobs.unroll)
+        with tir.serial(0, operand.blocks) as block:
+            at = tir.let(group * operand.blocks + block)
+            view = operand.view(self.isa, at)
+            prefetch(operand, at, self.knobs.prefetch_bytes)
+            with tir.serial(0, each // unroll) as turn:
+                for u in range(unroll):
+                    j = tir.let(turn * unroll + u)
+                    self._add(layout.sub_block(view, j), block * each + j, tile, acc)
 
     def _add(self, sub: SubBlock, block: Expr, tile: Tile, acc: Buffer) -> None:
         """acc += one sub-block."""
@@ -200,11 +201,12 @@ class _Exact:
     def emit(self, operand: Operand, group: Expr, tile: Tile, acc: Buffer) -> None:
         add = self._add_unrolled if tile.is_unrolled else self._add_tile
         weights = None if tile.is_unrolled else tir.scratch(COLUMNS * ROWS, "float32")
-        if operand.layout.sub_blocks is None:
+        decode = operand.layout.sub_block
+        if decode is None:
             whole, rest = divmod(operand.k, COLUMNS)
             with tir.serial(0, whole) as run:
                 first = tir.let(group * operand.k + run * COLUMNS)
-                prefetch(operand, first, COLUMNS, self.knobs.prefetch_bytes)
+                prefetch(operand, first, self.knobs.prefetch_bytes, COLUMNS)
                 add(self._run(operand, first, COLUMNS), run * COLUMNS, tile, acc, weights)
             if rest:
                 first = tir.let(group * operand.k + whole * COLUMNS)
@@ -212,8 +214,9 @@ class _Exact:
             return
         with tir.serial(0, operand.blocks) as block:
             first = tir.let(group * operand.blocks + block)
-            prefetch(operand, first, 1, self.knobs.prefetch_bytes)
-            for j, sub in enumerate(operand.layout.sub_blocks(operand.view(self.isa, first))):
+            prefetch(operand, first, self.knobs.prefetch_bytes)
+            with tir.serial(0, operand.layout.sub_blocks) as j:
+                sub = decode(operand.view(self.isa, first), j)
                 column = block * operand.layout.columns + j * COLUMNS
                 add(columns(sub), column, tile, acc, weights)
 
@@ -271,8 +274,8 @@ class _Exact:
             tir.store(acc, row * ROWS, tir.load(acc, row * ROWS, ROWS) + total, ROWS)
 
 
-def prefetch(operand: Operand, first: Expr, step: int, distance_bytes: int) -> None:
-    """Ask for the cache lines of `step` blocks, `distance_bytes` of the widest plane ahead."""
+def prefetch(operand: Operand, first: Expr, distance_bytes: int, count: int = 1) -> None:
+    """Ask for the cache lines of `count` blocks, `distance_bytes` of the widest plane ahead."""
     if not distance_bytes:
         return
     widths = {f.name: f.per_block * ROWS * tir.size_of(f.dtype) for f in operand.layout.planes}
@@ -280,10 +283,10 @@ def prefetch(operand: Operand, first: Expr, step: int, distance_bytes: int) -> N
     for f in operand.layout.planes:
         buffer, per_block = operand.planes[f.name]
         line = 64 // tir.size_of(f.dtype)
-        for i in range(-(-step * widths[f.name] // 64)):
+        for i in range(-(-count * widths[f.name] // 64)):
             tir.prefetch(buffer, (first + ahead) * (per_block * ROWS) + i * line)
 
 
 def _divisor(count: int, most: int) -> int:
     """The largest divisor of `count` up to `most`."""
-    return next(d for d in range(most, 0, -1) if count % d == 0)
+    return next(d for d in range(min(count, most), 0, -1) if count % d == 0)

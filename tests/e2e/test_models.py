@@ -23,7 +23,7 @@ EXACT = {"activations": "f32", "kv": "f32", "max_batch": 1}
 class Subject:
     """A model, what is recorded of it, and its builds."""
 
-    gguf: Path
+    reference: Reference
     recorded: Any
     default: Path
     exact: Path
@@ -32,8 +32,9 @@ class Subject:
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
 def subject(request, golden, compiled) -> Subject:
     gguf = request.getfixturevalue(f"{request.param}_gguf")
+    reference = request.getfixturevalue(f"{request.param}_reference")
     recorded = golden(f"{request.param}.json")
-    return Subject(gguf, recorded, compiled(gguf), compiled(gguf, **EXACT))
+    return Subject(reference, recorded, compiled(gguf), compiled(gguf, **EXACT))
 
 
 def forced_logits(engine: Any, ids: list[int]) -> np.ndarray:
@@ -78,7 +79,7 @@ def test_past_a_thousand_tokens(subject, record_property):
     """Beyond Gemma's window; full-vocabulary KL of the last rows against the numpy forward."""
     engine = xpuc.load(subject.default, n_sequences=1)
     ids = engine.tokenizer.encode(LONG_TEXT.read_text(encoding="utf-8"))[:1120]
-    wanted = Reference(subject.gguf).forward(ids, rows=slice(-96, None))
+    wanted = subject.reference.forward(ids, rows=slice(-96, None))
     default = forced_logits(engine, ids)[-96:]
     found = agreement(wanted.argmax(-1), margins(wanted), default.argmax(-1))
     assert found.holds(0.3), found

@@ -247,7 +247,6 @@ def test_loading_a_file(tmp_path):
     path.write_text(spec.json, encoding="utf-8")
     ids = tiny("smollm").encode("hello world")
     assert Tokenizer.from_files(path, spec.facts).encode("hello world") == ids
-    assert Tokenizer.load_async(path, spec.facts).result().encode("hello world") == ids
 
 
 def test_loading_from_an_artifact(tmp_path, monkeypatch):
@@ -266,5 +265,3 @@ def test_a_file_that_is_no_tokenizer(tmp_path, text):
     facts = convert(bpe()).facts
     with pytest.raises(ArtifactError, match=r"tokenizer\.json: not a readable tokenizer"):
         Tokenizer.from_files(path, facts)
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json: not a readable tokenizer"):
-        Tokenizer.load_async(path, facts).result()

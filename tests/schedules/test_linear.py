@@ -133,11 +133,11 @@ def test_instructions_do_not_change_the_bits(format: str) -> None:
     np.testing.assert_array_equal(run(w, 1, "q8", x), run(w, 1, "q8", x, isa=Generic()))
 
 
-@pytest.mark.parametrize("n", [1, None])
-def test_knobs_do_not_change_the_bits(n: int | None) -> None:
-    w, x = packed("Q5_1", 16, 160), random_x(1 if n else 11, 160)
+@pytest.mark.parametrize(("n", "unroll"), [(1, 1), (1, 3), (None, 8)])
+def test_knobs_do_not_change_the_bits(n: int | None, unroll: int) -> None:
+    w, x = packed("Q2_K", 16, 256), random_x(1 if n else 11, 256)
     plain = run(w, n, "q8", x)
-    tuned = run(w, n, "q8", x, knobs=LinearKnobs(prefetch_bytes=0, m_tile=4, unroll=1))
+    tuned = run(w, n, "q8", x, knobs=LinearKnobs(prefetch_bytes=0, m_tile=4, unroll=unroll))
     np.testing.assert_array_equal(plain, tuned)
 
 

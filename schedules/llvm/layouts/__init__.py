@@ -1,13 +1,13 @@
 """How each weight format is laid out for the CPU kernels: one file a format, named like it.
 
 A file says how a block's bytes become fields of planes (`fields`, numpy) and what its sub-blocks
-are as vectors (`sub_blocks`, or `value` for formats without blocks): mat-vec, many rows, exact f32
+are as vectors (`sub_block`, or `value` for formats without blocks): mat-vec, many rows, exact f32
 and embedding all read that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import (
+    COLUMNS,
     ROWS,
     Bytes,
     Field,
@@ -41,13 +42,18 @@ class Layout:
     nbytes: int
     planes: tuple[Field, ...]
     fields: Callable[[Bytes], Fields]
-    sub_blocks: Callable[[View], Iterator[SubBlock]] | None  # of quantised formats
+    sub_block: Callable[[View, Expr], SubBlock] | None  # of quantised formats: by its number
     value: Callable[[View], Expr] | None  # of the others: the block's one column
+
+    @property
+    def sub_blocks(self) -> int:
+        """Sub-blocks of a block of a quantised format."""
+        return self.columns // COLUMNS
 
     @property
     def is_quantised(self) -> bool:
         """Whether int8 activations fit it."""
-        return self.sub_blocks is not None
+        return self.sub_block is not None
 
 
 def layout_of(format: str) -> Layout:
@@ -63,7 +69,7 @@ def layout_of(format: str) -> Layout:
         module.BYTES,
         module.PLANES,
         module.fields,
-        getattr(module, "sub_blocks", None),
+        getattr(module, "sub_block", None),
         getattr(module, "value", None),
     )
 

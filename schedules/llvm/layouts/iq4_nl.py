@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 32, 18
 PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
@@ -17,8 +16,8 @@ def fields(blocks: Bytes) -> Fields:
     return {"qs": blocks[..., 2:].reshape(*blocks.shape[:2], 4, 4), "d": halves(blocks, 0)}
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """A block is one sub-block."""
-    nibbles = block.quants("qs", 0, bits=4)
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """The one sub-block of a block."""
+    nibbles = block.quants("qs", j, bits=4)
     quants = tuple(block.lookup(VALUES, q, 4 * block.lanes) for q in nibbles)
-    yield SubBlock(block.lanes, quants, block.f32("d"))
+    return SubBlock(block.lanes, quants, block.f32("d"))

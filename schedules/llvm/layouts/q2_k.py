@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, crumbs, halves, pack_bits
-from xpuc.schedules.llvm.tir import T
+from xpuc.schedules.llvm.tir import Expr, T
 
 COLUMNS, BYTES = 256, 84
 PLANES = (
@@ -31,20 +29,19 @@ def fields(blocks: Bytes) -> Fields:
     }
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """8 sub-blocks."""
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """Sub-block j of 8."""
     d, m = block.f32("d"), block.f32("m")
-    for j in range(8):
-        both = tir.let(block.load("scales", 2 * j, 2))
-        low = both & tir.const(15, "uint8", 2 * block.lanes)
-        high = T.shift_right(both, tir.const(4, "uint8", 2 * block.lanes))
-        quants = block.quants("qs", j, bits=2)
-        yield SubBlock(
-            block.lanes,
-            quants,
-            d,
-            top=3,
-            factors=Factors(low, 2),
-            minimum=m,
-            min_factors=Factors(high, 2),
-        )
+    both = tir.let(block.load("scales", 2 * j, 2))
+    low = both & tir.const(15, "uint8", 2 * block.lanes)
+    high = T.shift_right(both, tir.const(4, "uint8", 2 * block.lanes))
+    quants = block.quants("qs", j, bits=2)
+    return SubBlock(
+        block.lanes,
+        quants,
+        d,
+        top=3,
+        factors=Factors(low, 2),
+        minimum=m,
+        min_factors=Factors(high, 2),
+    )

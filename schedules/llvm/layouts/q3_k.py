@@ -7,8 +7,6 @@ from bit 4 (j / 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from xpuc.schedules.llvm import tir
@@ -38,24 +36,24 @@ def _scales(packed: Bytes) -> Bytes:
     return np.concatenate([lows, pairs[..., :4] | pairs[..., 4:] << 4], axis=-1)
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """8 sub-blocks."""
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """Sub-block j of 8."""
     d = block.f32("d")
-    for j in range(8):
-        quants = block.quants("qs", j, bits=3)
-        yield SubBlock(block.lanes, quants, d, top=7, offset=4, factors=_factors(block, j))
+    quants = block.quants("qs", j, bits=3)
+    return SubBlock(block.lanes, quants, d, top=7, offset=4, factors=_factors(block, j))
 
 
-def _factors(block: View, j: int) -> Factors:
+def _factors(block: View, j: Expr) -> Factors:
     lanes = block.lanes
 
     def c(value: int) -> Expr:
         return tir.const(value, "uint16", lanes)
 
+    upper = tir.splat(tir.cast((j >> 2) * 4, "uint16"), lanes)
+
     low = tir.let(tir.cast(block.load("scales", j, 1), "uint16", lanes))
-    high = tir.let(tir.cast(block.load("scales", 8 + j % 4, 1), "uint16", lanes))
-    if j >= 4:
-        high = T.shift_right(high, c(4))
+    high = tir.let(tir.cast(block.load("scales", 8 + (j & 3), 1), "uint16", lanes))
+    high = tir.let(T.shift_right(high, upper))
     low = (low | T.shift_left(low, c(4))) & c(0x0F0F)
     high = (high | T.shift_left(high, c(6))) & c(0x0303)
     scales = tir.bits(low | T.shift_left(high, c(4)), "int8", 2 * lanes)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 32, 18
 PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
@@ -16,7 +15,7 @@ def fields(blocks: Bytes) -> Fields:
     return {"qs": blocks[..., 2:].reshape(*blocks.shape[:2], 4, 4), "d": halves(blocks, 0)}
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """A block is one sub-block."""
-    quants = block.quants("qs", 0, bits=4)
-    yield SubBlock(block.lanes, quants, block.f32("d"), top=15, offset=8)
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """The one sub-block of a block."""
+    quants = block.quants("qs", j, bits=4)
+    return SubBlock(block.lanes, quants, block.f32("d"), top=15, offset=8)

@@ -7,8 +7,6 @@ than reading them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
 from xpuc.schedules.llvm.packing import (
@@ -20,6 +18,7 @@ from xpuc.schedules.llvm.packing import (
     pack_bits,
     scales_and_mins,
 )
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 256, 144
 PLANES = (
@@ -43,11 +42,10 @@ def fields(blocks: Bytes) -> Fields:
     }
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """8 sub-blocks."""
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """Sub-block j of 8."""
     d, m = block.f32("d"), block.f32("m")
-    for j in range(8):
-        quants = block.quants("qs", j, bits=4)
-        factors = Factors(block.load("scales", j, 1), 1)
-        minimum = tir.let(m * tir.cast(block.load("mins", j, 1), "float32", block.lanes))
-        yield SubBlock(block.lanes, quants, d, top=15, factors=factors, minimum=minimum)
+    quants = block.quants("qs", j, bits=4)
+    factors = Factors(block.load("scales", j, 1), 1)
+    minimum = tir.let(m * tir.cast(block.load("mins", j, 1), "float32", block.lanes))
+    return SubBlock(block.lanes, quants, d, top=15, factors=factors, minimum=minimum)

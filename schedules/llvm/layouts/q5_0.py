@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, fifth_bit, halves, nibbles, pack_bits
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 32, 22
 PLANES = (Field("qs", "uint8", 20), Field("d", "float16", 1))
@@ -17,7 +16,7 @@ def fields(blocks: Bytes) -> Fields:
     return {"qs": pack_bits(quants, 5), "d": halves(blocks, 0)}
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """A block is one sub-block."""
-    quants = block.quants("qs", 0, bits=5)
-    yield SubBlock(block.lanes, quants, block.f32("d"), top=31, offset=16)
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """The one sub-block of a block."""
+    quants = block.quants("qs", j, bits=5)
+    return SubBlock(block.lanes, quants, block.f32("d"), top=31, offset=16)

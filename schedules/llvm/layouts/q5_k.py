@@ -6,8 +6,6 @@ mins are widened to bytes as in Q4_K, 2.3 % more than in the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from xpuc.schedules.llvm import tir
@@ -22,6 +20,7 @@ from xpuc.schedules.llvm.packing import (
     pack_bits,
     scales_and_mins,
 )
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 256, 176
 PLANES = (
@@ -46,11 +45,10 @@ def fields(blocks: Bytes) -> Fields:
     }
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """8 sub-blocks."""
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """Sub-block j of 8."""
     d, m = block.f32("d"), block.f32("m")
-    for j in range(8):
-        quants = block.quants("qs", j, bits=5)
-        factors = Factors(block.load("scales", j, 1), 1)
-        minimum = tir.let(m * tir.cast(block.load("mins", j, 1), "float32", block.lanes))
-        yield SubBlock(block.lanes, quants, d, top=31, factors=factors, minimum=minimum)
+    quants = block.quants("qs", j, bits=5)
+    factors = Factors(block.load("scales", j, 1), 1)
+    minimum = tir.let(m * tir.cast(block.load("mins", j, 1), "float32", block.lanes))
+    return SubBlock(block.lanes, quants, d, top=31, factors=factors, minimum=minimum)

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, crumbs, halves, nibbles, pack_bits
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 256, 210
 PLANES = (Field("qs", "uint8", 192), Field("scales", "int8", 16), Field("d", "float16", 1))
@@ -23,10 +22,9 @@ def fields(blocks: Bytes) -> Fields:
     return {"qs": pack_bits(quants, 6), "scales": scales, "d": halves(blocks, 208)}
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """8 sub-blocks."""
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """Sub-block j of 8."""
     d = block.f32("d")
-    for j in range(8):
-        quants = block.quants("qs", j, bits=6)
-        factors = Factors(block.load("scales", 2 * j, 2), 2)
-        yield SubBlock(block.lanes, quants, d, top=63, offset=32, factors=factors)
+    quants = block.quants("qs", j, bits=6)
+    factors = Factors(block.load("scales", 2 * j, 2), 2)
+    return SubBlock(block.lanes, quants, d, top=63, offset=32, factors=factors)

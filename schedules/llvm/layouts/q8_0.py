@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
+from xpuc.schedules.llvm.tir import Expr
 
 COLUMNS, BYTES = 32, 34
 PLANES = (Field("qs", "int8", 32), Field("d", "float16", 1))
@@ -19,6 +18,6 @@ def fields(blocks: Bytes) -> Fields:
     return {"qs": qs, "d": halves(blocks, 0)}
 
 
-def sub_blocks(block: View) -> Iterator[SubBlock]:
-    """A block is one sub-block."""
-    yield SubBlock(block.lanes, block.bytes("qs", 0), block.f32("d"))
+def sub_block(block: View, j: Expr) -> SubBlock:
+    """The one sub-block of a block."""
+    return SubBlock(block.lanes, block.bytes("qs", j), block.f32("d"))
