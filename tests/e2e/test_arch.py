@@ -27,11 +27,11 @@ PLAINLY = {name: {"plainly": name not in {row.arch for row in TINY.values()}} fo
 MIXTURES = {
     "llama": {
         "token_embd": "Q6_K", "output": "Q5_K", "attn_q": "Q2_K", "attn_k": "Q2_K", "attn_v": "Q3_K",
-        "attn_output": "IQ4_XS", "ffn_gate": "IQ4_NL", "ffn_up": "IQ4_NL", "ffn_down": "Q4_K",
+        "attn_output": "IQ4_XS", "ffn_down": "Q4_K", "*": "IQ4_NL",
     },
     "qwen2": {
         "token_embd": "Q4_0", "output": "F16", "attn_q": "Q4_1", "attn_k": "Q5_1", "attn_v": "Q5_0",
-        "attn_output": "BF16", "ffn_gate": "Q8_0", "ffn_up": "F32", "ffn_down": "Q5_1",
+        "attn_output": "BF16", "ffn_gate": "Q8_0", "ffn_up": "F32", "*": "Q5_1",
     },
     "gemma3": Q4_K_M,
 }  # fmt: skip
