@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from xpuc.artifact import (
+    CPU_FEATURES,
     MANIFEST,
     WEIGHTS,
     Manifest,
@@ -18,18 +19,6 @@ from xpuc.artifact import (
     header_digest,
 )
 from xpuc.errors import ArtifactError
-
-# Extensions that LLVM uses by itself or that kernels ask for: its name -> that in /proc/cpuinfo.
-FEATURES = {
-    "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "lzcnt": "abm",
-    "movbe": "movbe", "bmi": "bmi1", "bmi2": "bmi2", "gfni": "gfni",
-    "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avxvnni": "avx_vnni",
-    "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512cd": "avx512cd", "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl", "avx512ifma": "avx512ifma", "avx512vnni": "avx512_vnni",
-    "avx512vbmi": "avx512vbmi", "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq", "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-}  # fmt: skip
 
 
 def check_versions(directory: Path, manifest: Manifest) -> None:
@@ -50,13 +39,13 @@ def check_versions(directory: Path, manifest: Manifest) -> None:
 
 
 def host_features() -> frozenset[str]:
-    """Of FEATURES, those this CPU has, by LLVM's names; empty where they cannot be told."""
+    """Of CPU_FEATURES, those this CPU has, by LLVM's names; empty where they cannot be told."""
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return frozenset()
     flags = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE)
     present = set(flags.group(1).split()) if flags else set()
-    return frozenset(name for name, flag in FEATURES.items() if flag in present)
+    return frozenset(name for name, flag in CPU_FEATURES.items() if flag in present)
 
 
 def check_target(directory: Path, manifest: Manifest) -> None:
@@ -68,7 +57,7 @@ def check_target(directory: Path, manifest: Manifest) -> None:
             f"on this machine, {compile_again(directory)}",
         )
     present = host_features()
-    missing = (set(manifest.target["features"]) & set(FEATURES)) - present
+    missing = (set(manifest.target["features"]) & set(CPU_FEATURES)) - present
     if present and missing:
         raise ArtifactError(
             f"{directory}: needs CPU features this machine lacks: {', '.join(sorted(missing))}",

@@ -30,6 +30,19 @@ _CHUNK = 1 << 24  # bytes read at once for a digest
 _DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends
 
 
+# Extensions that LLVM uses by itself or that kernels ask for: its name -> that in /proc/cpuinfo.
+CPU_FEATURES = {
+    "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "lzcnt": "abm",
+    "movbe": "movbe", "bmi": "bmi1", "bmi2": "bmi2", "gfni": "gfni",
+    "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avxvnni": "avx_vnni",
+    "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512cd": "avx512cd", "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl", "avx512ifma": "avx512ifma", "avx512vnni": "avx512_vnni",
+    "avx512vbmi": "avx512vbmi", "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
+    "avx512vpopcntdq": "avx512_vpopcntdq", "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """A function of model.so. `rows` is its number of tokens, 0 for any number up to max_chunk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from xpuc.codegen import target
 from xpuc.codegen.target import resolve
 from xpuc.errors import UnsupportedError
 
@@ -24,3 +25,9 @@ def test_an_unknown_cpu_is_refused_with_the_nearest_name() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="unknown target: 'lvm'"):
         resolve("lvm")
+
+
+def test_a_host_that_hides_features_gets_a_plainer_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = target.cpu_features(target._llvm("x86-64-v2", "x86_64-linux-gnu"))
+    monkeypatch.setattr(target, "host_features", lambda: shown)
+    assert target._host_cpu("x86_64-linux-gnu") == "x86-64-v2"
