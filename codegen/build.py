@@ -9,6 +9,7 @@ from typing import Any
 from tvm import IRModule, relax, transform
 
 from xpuc.codegen.linker import find_linker, link
+from xpuc.codegen.tensor_views import share_tensor_views
 from xpuc.errors import XpucError
 
 
@@ -28,6 +29,7 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
+            share_tensor_views(),
         ]
     )(module)
     return planned, {
