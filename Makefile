@@ -22,7 +22,7 @@ help:  ## list the targets
 demo: .venv/installed  ## compile SmolLM2-135M and let it answer
 	$(BIN)/python tests/models.py $(MODELS) --only smollm2
 	$(BIN)/xpuc compile $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf -o $(MODELS)/smollm2.xpuc
-	$(BIN)/xpuc run $(MODELS)/smollm2.xpuc -p "What is the capital of France?" -n 48
+	$(BIN)/xpuc run $(MODELS)/smollm2.xpuc -p "Why is the sky blue?" -n 48 --temp 0
 
 test: .venv/dev  ## the whole suite, slow tests included (fetches two small models)
 	$(BIN)/python tests/models.py $(MODELS)

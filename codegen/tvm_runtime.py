@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import distribution, version
 from pathlib import Path
 
@@ -34,8 +35,12 @@ def bundle(path: Path) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(library, path)
+    for licence in _licences():
+        shutil.copyfile(licence, path.parent / f"{licence.name}.tvm")
+
+
+@cache
+def _licences() -> tuple[Path, ...]:
     files = distribution("apache-tvm").files or []
-    for name in ("LICENSE", "NOTICE"):
-        found = next((f for f in files if f.name == name), None)
-        if found is not None:
-            shutil.copyfile(str(found.locate()), path.parent / f"{name}.tvm")
+    named = (next((f for f in files if f.name == name), None) for name in ("LICENSE", "NOTICE"))
+    return tuple(Path(str(f.locate())) for f in named if f is not None)

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from xpuc.ir.formats import format_of
 
+Q8_BLOCK = 32  # columns of a quantised activation that stand together
+Q8_HALF = 16  # columns of it that share a scale
+
 
 def reads_q8(format_name: str) -> bool:
     """Whether weights of this format take int8 activations: those that come in blocks do."""

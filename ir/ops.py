@@ -16,11 +16,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
+from xpuc.ir.activation import Q8_BLOCK
+
 Expr = Any
 Type = Any
 Infer = Callable[..., Type]
-
-Q8_BLOCK = 32  # columns of a block of a quantised activation
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xpuc.ir import ops
-from xpuc.ir.activation import reads_q8
+from xpuc.ir.activation import Q8_BLOCK, reads_q8
 from xpuc.passes.rewrite import Editor, Expr, Var
 
 PROJECTIONS = ("linear", "linear_group", "gate_up")
@@ -19,8 +19,8 @@ def visit(e: Editor, var: Var, value: Expr) -> Expr | None:
     x = value.args[0]
     if not all(reads_q8(f) for f in formats):
         return None
-    if ops.columns_of(x.ty) % ops.Q8_BLOCK:
-        e.report.refuse(f"{ops.columns_of(x.ty)} columns are not a multiple of {ops.Q8_BLOCK}")
+    if ops.columns_of(x.ty) % Q8_BLOCK:
+        e.report.refuse(f"{ops.columns_of(x.ty)} columns are not a multiple of {Q8_BLOCK}")
         return None
     if x not in e.memo:
         e.memo[x] = e.op("quantize", x)

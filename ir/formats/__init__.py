@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -69,11 +70,13 @@ def dequantize(format: Format, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     return weights
 
 
-def _names() -> list[str]:
+@cache
+def _names() -> tuple[str, ...]:
     files = Path(__file__).parent.glob("*.py")
-    return sorted(file.stem.upper() for file in files if file.stem != "__init__")
+    return tuple(sorted(file.stem.upper() for file in files if file.stem != "__init__"))
 
 
+@cache
 def _load(name: str) -> Format:
     module = import_module(f"{__name__}.{name.lower()}")
     return Format(name, module.n, module.nbytes, module.decode)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
+from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.attention_core import (
     GROUP,
@@ -22,7 +23,7 @@ from xpuc.schedules.llvm.attention_core import (
     span_of,
 )
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
-from xpuc.schedules.llvm.quantize import BLOCK, Q8a, emit_block, q8a_args
+from xpuc.schedules.llvm.quantize import Q8a, emit_block, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 __all__ = ["attention_prefill", "attention_reduce", "attention_split", "tile_rows_for"]
@@ -173,8 +174,8 @@ def attention_reduce(job: Attention, n: int | None, *, quantize: bool = False) -
                 with tir.serial(0, width // job.lanes) as i:
                     tir.store(merged, i * job.lanes, _zero(job.lanes), job.lanes)
                 _merge_row(job, (acc, ml), (first, last), merged, None)
-                with tir.serial(0, width // BLOCK) as block:
-                    starts = [block * BLOCK + i for i in range(0, BLOCK, job.lanes)]
+                with tir.serial(0, width // Q8_BLOCK) as block:
+                    starts = [block * Q8_BLOCK + i for i in range(0, Q8_BLOCK, job.lanes)]
                     values = [tir.load(merged, c, job.lanes) for c in starts]
                     emit_block(values, out, block, row, job.lanes)
             else:
@@ -193,8 +194,8 @@ def _clear(out: Buffer | Q8a, row: Expr, width: int, lanes: int) -> None:
         with tir.serial(0, width // lanes) as i:
             tir.store(out, (row, i * lanes), _zero(lanes), lanes)
         return
-    with tir.serial(0, width // BLOCK) as block:
-        tir.store(out.xq, (block, row, 0), tir.const(0, "int8", BLOCK), BLOCK)
+    with tir.serial(0, width // Q8_BLOCK) as block:
+        tir.store(out.xq, (block, row, 0), tir.const(0, "int8", Q8_BLOCK), Q8_BLOCK)
         for halves in (out.xd, out.xs):
             tir.store(halves, (block, row, 0), _zero(2), 2)
         tir.store(out.xt, (block, row), _zero(1), 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.llvm import tir, vmath
 from xpuc.schedules.llvm.isa import Isa
 from xpuc.schedules.llvm.linear import Columns
@@ -22,7 +23,7 @@ from xpuc.schedules.llvm.products import (
     tile_rows,
     tiles,
 )
-from xpuc.schedules.llvm.quantize import BLOCK, Q8a, emit_block, q8a_args
+from xpuc.schedules.llvm.quantize import Q8a, emit_block, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr
 
 ACTS: dict[str, Callable[[Expr, int], Expr]] = {
@@ -49,7 +50,7 @@ def gate_up(
     up; output h f32 (n, rows), or its q8a.
     """
     assert gate.rows == up.rows
-    assert not quantize or gate.rows % BLOCK == 0, f"{gate.rows} rows are not whole blocks"
+    assert not quantize or gate.rows % Q8_BLOCK == 0, f"{gate.rows} rows are not whole blocks"
     rows = tir.rows_var() if n is None else n
 
     def body() -> None:
@@ -92,20 +93,20 @@ class _Gated:
 
     def quantised(self, out: Q8a) -> None:
         """A turn makes the 32 values of a block for every row."""
-        groups = BLOCK // ROWS
+        groups = Q8_BLOCK // ROWS
         with tir.parallel(0, tir.long(self.pair[0].groups // groups)) as block:
             accs = self._accumulators()
-            h = tir.scratch(self.size * BLOCK, "float32")
+            h = tir.scratch(self.size * Q8_BLOCK, "float32")
             with tiles(self.rows, self.m_tile) as tile:
                 with tir.serial(0, groups) as part:
 
                     def keep(i: Expr, value: Expr) -> None:
-                        tir.store(h, i * BLOCK + part * ROWS, value, ROWS)
+                        tir.store(h, i * Q8_BLOCK + part * ROWS, value, ROWS)
 
                     self._group(block * groups + part, tile, accs, keep)
 
                 def emit(i: Expr) -> None:
-                    values = [tir.load(h, i * BLOCK + c, ROWS) for c in range(0, BLOCK, ROWS)]
+                    values = [tir.load(h, i * Q8_BLOCK + c, ROWS) for c in range(0, Q8_BLOCK, ROWS)]
                     emit_block(values, out, block, tile.start + i)
 
                 tile.each(emit)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.llvm import tir
-from xpuc.schedules.llvm.quantize import BLOCK, Q8a, emit_block, q8a_args
+from xpuc.schedules.llvm.quantize import Q8a, emit_block, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 
@@ -128,8 +129,8 @@ def _norm(job: _Boundary, stream: Buffer, row: Expr) -> None:
         return scaled * tir.load(job.w, c, job.lanes)
 
     if isinstance(job.y, Q8a):
-        with tir.serial(0, job.d // BLOCK) as block:
-            starts = [block * BLOCK + i for i in range(0, BLOCK, job.lanes)]
+        with tir.serial(0, job.d // Q8_BLOCK) as block:
+            starts = [block * Q8_BLOCK + i for i in range(0, Q8_BLOCK, job.lanes)]
             emit_block([normed(c) for c in starts], job.y, block, row, job.lanes)
         return
     with tir.serial(0, job.d // job.lanes) as step:

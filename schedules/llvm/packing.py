@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from xpuc.ir.activation import Q8_BLOCK
+
 ROWS = 8  # rows of a group
-COLUMNS = 32  # columns of a sub-block, which share a scale of the activations
+COLUMNS = Q8_BLOCK  # columns of a sub-block
 ALIGNMENT = 64  # bytes a plane is a multiple of
 _CHUNK_BYTES = 1 << 20  # packed at a time, so that temporaries stay in the cache
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
-BLOCK = 32  # columns that stand together
-HALF = 16  # columns that share a scale
 _SMALLEST_NORMAL = 1.1754943508222875e-38
 
 
@@ -36,12 +35,12 @@ class Q8a:
 
 def q8a_args(k: int, rows: int | Expr) -> Q8a:
     """Declare a q8a of `k` columns as the next four arguments of the kernel."""
-    assert k % BLOCK == 0, f"{k} columns are not whole blocks of {BLOCK}"
+    assert k % Q8_BLOCK == 0, f"{k} columns are not whole blocks of {Q8_BLOCK}"
     return Q8a(
-        tir.arg("xq", (k // BLOCK, rows, BLOCK), "int8"),
-        tir.arg("xd", (k // BLOCK, rows, 2), "float32"),
-        tir.arg("xs", (k // BLOCK, rows, 2), "float32"),
-        tir.arg("xt", (k // BLOCK, rows), "float32"),
+        tir.arg("xq", (k // Q8_BLOCK, rows, Q8_BLOCK), "int8"),
+        tir.arg("xd", (k // Q8_BLOCK, rows, 2), "float32"),
+        tir.arg("xs", (k // Q8_BLOCK, rows, 2), "float32"),
+        tir.arg("xt", (k // Q8_BLOCK, rows), "float32"),
     )
 
 
@@ -52,7 +51,7 @@ def emit_block(values: Sequence[Expr], out: Q8a, block: Expr, row: Expr, lanes: 
     scale is zero or below the normal range becomes zeros; a NaN anywhere in it makes the scale NaN,
     so it is not lost.
     """
-    assert len(values) * lanes == BLOCK
+    assert len(values) * lanes == Q8_BLOCK
     middle = len(values) // 2
     sums = []
     for half, part in enumerate((values[:middle], values[middle:])):
@@ -90,7 +89,7 @@ def _emit_half(
         for v in vectors
     ]
     for i, q in enumerate(quants):
-        column = half * HALF + i * lanes
+        column = half * Q8_HALF + i * lanes
         tir.store(out.xq, (block, row, column), tir.cast(q, "int8", lanes), lanes)
     return tir.let(tir.cast(tir.fold_int(tir.tree_sum(quants), lanes, "add"), "float32"))
 
@@ -102,10 +101,10 @@ def quantize(k: int, n: int | None, *, lanes: int = 8) -> tirx.PrimFunc:
     def body() -> None:
         x = tir.arg("x", (rows, k), "float32")
         out = q8a_args(k, rows)
-        with tir.each_row(rows, k) as row, tir.serial(0, k // BLOCK) as block:
-            starts = range(0, BLOCK, lanes)
+        with tir.each_row(rows, k) as row, tir.serial(0, k // Q8_BLOCK) as block:
+            starts = range(0, Q8_BLOCK, lanes)
             emit_block(
-                [tir.load(x, (row, block * BLOCK + i), lanes) for i in starts],
+                [tir.load(x, (row, block * Q8_BLOCK + i), lanes) for i in starts],
                 out,
                 block,
                 row,

@@ -35,7 +35,11 @@ MIXTURES = {
     },
     "gemma3": Q4_K_M,
 }  # fmt: skip
-LAYERS = {"llama": {}, "qwen2": {}, "gemma3": {"layers": 2, "keys": {"attention.sliding_window_pattern": 2}}}
+LAYERS = {
+    "llama": {},
+    "qwen2": {},
+    "gemma3": {"layers": 2, "keys": {"attention.sliding_window_pattern": 2}},
+}
 
 
 @functools.cache

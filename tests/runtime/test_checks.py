@@ -261,7 +261,7 @@ def test_only_verify_finds_damage_in_the_weights(copy):
 def test_only_verify_finds_damage_in_a_report(copy):
     flip("reports/compile.json", 0)(copy)
     checks.check_files(copy, read_manifest(copy))
-    with pytest.raises(ArtifactError, match="compile.json: damaged"):
+    with pytest.raises(ArtifactError, match=r"compile\.json: damaged"):
         checks.verify(copy, read_manifest(copy))
 
 

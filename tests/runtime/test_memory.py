@@ -1,6 +1,8 @@
-"""The memory statement: its terms, and the K/V blocks that free memory affords."""
+"""The memory statement: its terms, the K/V blocks that free memory affords, what counts as free."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from cli_runs import manifest
@@ -11,13 +13,14 @@ from xpuc.runtime import memory
 MODEL = manifest()
 BLOCK = 4 * MODEL.kv.bytes_per_token
 LOGITS = MODEL.max_out_rows * MODEL.n_vocab * 4
-FIXED = MODEL.memory["activations"] + LOGITS + memory.RUNTIME_BYTES + memory.RESERVE_BYTES
+RUNTIME = memory.RUNTIME_BYTES + MODEL.n_vocab * memory.TOKEN_BYTES
+FIXED = MODEL.memory["weights"] + MODEL.memory["activations"] + LOGITS + RUNTIME
+FREE = FIXED + memory.RESERVE_BYTES + 30 * BLOCK + BLOCK // 2
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(memory, "free_bytes", lambda: FIXED + 30 * BLOCK + BLOCK // 2)
-    return monkeypatch
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: FREE)
 
 
 @pytest.mark.usefixtures("free")
@@ -30,16 +33,90 @@ def test_the_pool_holds_the_sequences_asked_for_or_what_fits() -> None:
 @pytest.mark.usefixtures("free")
 def test_the_terms_add_up_and_each_has_a_line() -> None:
     statement = memory.plan(MODEL, 2, 40)
-    terms = (4200, 1 << 20, LOGITS, 20 * BLOCK, memory.RUNTIME_BYTES)
+    terms = (4200, 1 << 20, LOGITS, 20 * BLOCK, RUNTIME)
     assert statement.total == sum(terms)
     lines = statement.lines()
     shown = [float(line.split()[-2]) for line in lines]
-    assert shown[1:-1] == [round(term / 2**20, 1) for term in terms]
+    assert shown == [round(term / 2**20, 1) for term in (FREE, *terms, sum(terms))]
     assert lines[4].startswith("K/V pool (20 blocks)")
 
 
 @pytest.mark.usefixtures("free")
 def test_one_sequence_must_fit() -> None:
     assert memory.plan(MODEL, 1, 120).n_blocks == 30
-    with pytest.raises(ArtifactError, match="one sequence of 121 tokens"):
+    with pytest.raises(ArtifactError, match=r"Tiny: K/V for one sequence of 121 tokens") as caught:
         memory.plan(MODEL, 1, 121)
+    assert "--ctx" in caught.value.hint
+
+
+def test_less_than_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda: FIXED)
+    with pytest.raises(ArtifactError, match="0 MiB are free beside the model"):
+        memory.plan(MODEL, 1, 4)
+
+
+def machine(root: Path, cgroup: str, **files: str) -> Path:
+    """What Linux says of a machine with 8 MiB to be had; `files` is a cgroup's, by path."""
+    given = {
+        "proc/meminfo": "MemTotal: 16384 kB\nMemFree: 1024 kB\nMemAvailable: 8192 kB\n",
+        "proc/self/cgroup": cgroup,
+        **files,
+    }
+    for name, text in given.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def group(folder: str, limit: str, use: int, cache: int) -> dict[str, str]:
+    """A cgroup of version 2."""
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.current": f"{use}\n",
+        f"{folder}/memory.stat": f"anon 17\ninactive_file {cache}\nactive_file 5\n",
+    }
+
+
+def test_a_machine_without_limits(tmp_path: Path) -> None:
+    assert memory.free_bytes(machine(tmp_path, "0::/\n")) == 8 << 20
+
+
+def test_a_limit_of_the_process_s_own_group(tmp_path: Path) -> None:
+    files = group("sys/fs/cgroup/a/b", "5000", 3000, 700)
+    assert memory.free_bytes(machine(tmp_path, "0::/a/b\n", **files)) == 2700
+
+
+def test_the_tightest_limit_above_it(tmp_path: Path) -> None:
+    files = group("sys/fs/cgroup/a/b", "max", 100, 0) | group("sys/fs/cgroup/a", "900", 400, 0)
+    assert memory.free_bytes(machine(tmp_path, "0::/a/b\n", **files)) == 500
+
+
+def test_a_container_that_knows_its_group_by_the_host_s_name(tmp_path: Path) -> None:
+    files = group("sys/fs/cgroup", "900", 400, 0)
+    assert memory.free_bytes(machine(tmp_path, "0::/docker/1f2e\n", **files)) == 500
+
+
+def test_a_limit_above_what_the_machine_has(tmp_path: Path) -> None:
+    files = group("sys/fs/cgroup", str(1 << 40), 400, 0)
+    assert memory.free_bytes(machine(tmp_path, "0::/\n", **files)) == 8 << 20
+
+
+def test_a_group_that_uses_more_than_its_limit(tmp_path: Path) -> None:
+    files = group("sys/fs/cgroup", "900", 1000, 0)
+    assert memory.free_bytes(machine(tmp_path, "0::/\n", **files)) == 0
+
+
+def test_the_first_version_of_cgroups(tmp_path: Path) -> None:
+    folder = "sys/fs/cgroup/memory/a"
+    files = {
+        f"{folder}/memory.limit_in_bytes": "5000\n",
+        f"{folder}/memory.usage_in_bytes": "3000\n",
+        f"{folder}/memory.stat": "inactive_file 1\ntotal_inactive_file 600\n",
+    }
+    own = "5:cpu,cpuacct:/x\n4:hugetlb,memory:/a\n1:name=systemd:/y\n"
+    assert memory.free_bytes(machine(tmp_path, own, **files)) == 2600
+
+
+def test_this_machine_has_some() -> None:
+    assert memory.free_bytes() > 64 << 20
