@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -141,7 +140,7 @@ def compile_model(
         staging.mkdir()
         compiled = work.run(staging)
         if destination.exists():
-            shutil.rmtree(destination)
+            destination.rename(Path(folder) / "replaced")
         staging.rename(destination)
     return dataclasses.replace(compiled, path=destination)
 

@@ -30,7 +30,7 @@ class KernelObjects:
         self.paths: dict[tuple[str, int, str], Path] = {}
 
     def build(self, module: Any, target: Any, pipeline: Any = "default") -> Any:
-        """As tirx.build, but the result is static libraries, the first of which imports the rest."""
+        """As tirx.build; the result is static libraries, the first of which imports the rest."""
         if self.plainly:
             target = tvm.target.Target({**target.export(), "opt-level": 0})
         libraries = [
