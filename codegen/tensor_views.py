@@ -1,8 +1,8 @@
 """One tensor for each use of a stretch of planned storage, however many layers take turns with it.
 
-The memory plan lets every layer reuse the same few storages, but each result is still made as a tensor
-object of its own: 700 a step where 30 differ. A tensor here is only a view of its storage, so the first
-of equal ones serves for all.
+The memory plan lets every layer reuse the same few storages, but each result is still made as a
+tensor object of its own: 700 a step where 30 differ. A tensor here is only a view of its storage,
+so the first of equal ones serves for all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def share_tensor_views() -> Any:
 
 
 def _shared(function: relax.Function) -> relax.Function:
-    """The function with every later allocation of an equal view bound to the first one's variable."""
+    """The function with every later allocation of an equal view bound to the first one."""
     first: dict[tuple[Any, ...], Any] = {}
 
     def shared(binding: Any) -> Any:
