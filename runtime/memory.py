@@ -12,7 +12,7 @@ from xpuc.artifact import Manifest
 from xpuc.errors import ArtifactError
 
 RESERVE_BYTES = 256 << 20  # left to the rest of the machine
-RUNTIME_BYTES = 56 << 20  # Python and the libraries
+RUNTIME_BYTES = 72 << 20  # Python and the libraries
 TOKEN_BYTES = 448  # of a token in the tokenizer's tables
 _CGROUPS = {  # mount, limit, use, and what of the use can be had back at once
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),

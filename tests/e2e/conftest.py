@@ -17,10 +17,10 @@ from xpuc.runtime.model import Model, load_model
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """compiled(gguf, **options): its artifact. `plainly`: without LLVM's optimisations."""
     folder = tmp_path_factory.mktemp("compiled")
-    kernels = {plainly: KernelObjects(folder, plainly=plainly) for plainly in (False, True)}
-    for plainly, objects in kernels.items():
-        objects.folder = folder / ("plain" if plainly else "optimised")
-        objects.folder.mkdir()
+    kernels = {}
+    for plainly, name in ((False, "optimised"), (True, "plain")):
+        (folder / name).mkdir()
+        kernels[plainly] = KernelObjects(folder / name, plainly=plainly)
     artifacts: dict[tuple[Path, Options, bool], Path] = {}
 
     def artifact_of(gguf: Path, *, plainly: bool = False, **options: Any) -> Path:

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from compare import forced_ids, forced_rows, logit_agreement, margins
+from compare import forced_ids, forced_rows, logit_agreement, margins, relative_error
 from stepping import in_chunks, row_by_row
 
 from xpuc.artifact import read_manifest
@@ -62,10 +62,12 @@ def test_the_same_without(names, build):
     whole, without = build(), build(names)
     manifest = read_manifest(without)
     assert all(manifest.decisions["fusions"][name] == {"switched_off": True} for name in names)
-    if manifest.activations == "f32":
-        assert greedy(without) == greedy(whole)
+    is_exact = manifest.activations == "f32"
     for everything, less in zip(rows(whole), rows(without), strict=True):
         assert logit_agreement(everything, less).holds(0.05)
+        assert not is_exact or relative_error(everything, less) < 1e-4
+    if is_exact:
+        assert greedy(without) == greedy(whole)
 
 
 def test_every_fusion_finds_something_to_do(build):
@@ -74,15 +76,13 @@ def test_every_fusion_finds_something_to_do(build):
     assert idle == ({"fuse_quantize"} if manifest.activations == "f32" else set())
 
 
+@pytest.mark.parametrize("build", [(m, "f32") for m in MODELS], ids="-".join, indirect=True)
 def test_the_prompts_leave_no_close_calls(build):
     """Else the order of a sum, and not a wrong fusion, could change the greedy ids."""
-    artifact = build()
-    if read_manifest(artifact).activations == "int8":
-        return  # not compared by their greedy ids
-    engine = Engine(load_model(artifact))
-    for prompt, answer in zip(PROMPTS, greedy(artifact), strict=True):
-        rows = [row.copy() for _, row in engine.teacher_forced(forced_ids(prompt, answer))]
-        assert margins(forced_rows(np.array(rows), prompt)).min() > 1e-3
+    engine = Engine(load_model(build()))
+    for prompt, answer in zip(PROMPTS, greedy(build()), strict=True):
+        logits = [row.copy() for _, row in engine.teacher_forced(forced_ids(prompt, answer))]
+        assert margins(forced_rows(np.array(logits), prompt)).min() > 1e-3
 
 
 def test_an_unknown_fusion_is_refused_with_the_known_ones(tiny_model, tmp_path):
