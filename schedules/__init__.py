@@ -57,10 +57,20 @@ class Site:
     @property
     def key(self) -> Key:
         """What the tune database knows this site by."""
-        parts = [f"{w.format}:{w.rows}x{w.columns}" for w in self.weights]
-        plain = {k: v for k, v in self.attrs.items() if isinstance(v, int | str) and k != "format"}
-        shape = ",".join(parts + [f"{k}={v}" for k, v in sorted(plain.items()) if not self.weights])
-        return Key(self.op, shape, self.n or 0, self.target.kind, self.target.cpu)
+        if self.weights:
+            parts = [f"{w.format}:{w.rows}x{w.columns}" for w in self.weights]
+        else:
+            # Rows are symbols or the bucket; what tells sites apart is the last axis and the rank.
+            shapes = [o.ty.shape for o in self.operands]
+            columns = "x".join(_size(s[-1]) if len(s) > 1 else "1d" for s in shapes)
+            plain = {k: v for k, v in self.attrs.items() if isinstance(v, int | str)}
+            parts = [columns, *(f"{k}={v}" for k, v in sorted(plain.items()))]
+        return Key(self.op, ",".join(parts), self.n or 0, self.target.kind, self.target.cpu)
+
+
+def _size(dimension: Any) -> str:
+    """A dimension as text: its number, or its symbol's name."""
+    return str(getattr(dimension, "value", dimension))
 
 
 class Emitter(Protocol):
@@ -110,6 +120,7 @@ def pick(
             continue
         if deterministic and not schedule.batch_invariant:
             continue
-        record = db.lookup(site.key, schedule.name)
+        # Only kernels on weights have knobs so far: nothing else can be called tuned.
+        record = db.lookup(site.key, schedule.name) if site.weights else None
         return Choice(schedule, record.knobs if record else {}, "tuned" if record else "default")
     return None
