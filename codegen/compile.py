@@ -16,6 +16,7 @@ import numpy as np
 from tvm import IRModule
 
 import xpuc
+from xpuc import tune_db
 from xpuc.artifact import (
     CHAT_TEMPLATE,
     LIBRARY,
@@ -38,8 +39,8 @@ from xpuc.ir.builder import INDEX_INPUTS, PoolLayout
 from xpuc.ir.formats import dequantize, format_of
 from xpuc.ir.text import to_text
 from xpuc.passes import FUSIONS, Pass, run, without
-from xpuc.schedules import llvm
-from xpuc.tune_db import load as load_tune_db
+from xpuc.schedules import TargetFacts, llvm
+from xpuc.tune_db import TuneDb
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
 OUT_ROWS = 64  # rows a prefill call gives logits of, or one a sequence if those are more
@@ -64,6 +65,8 @@ class Options:
     no_fuse: tuple[str, ...] = ()
     deterministic: bool = False
     tokenizer_pre: str | None = None
+    db: Path | None = None  # folder of tuned records, in place of the user's
+    untuned: bool = False  # use no records
 
     @property
     def max_out_rows(self) -> int:
@@ -193,9 +196,8 @@ class _Work:
             tokenizer=tokenizer.facts,
             decisions={
                 "fusions": fusions,
-                "schedules": {
-                    k: dataclasses.asdict(d) for k, d in sorted(lowered.decisions.items())
-                },
+                "operations": [o.as_manifest() for o in lowered.operations.values()],
+                "records_ignored": dict(lowered.plan.db.ignored),
             },
             memory={
                 "weights": (staging / WEIGHTS).stat().st_size,
@@ -234,7 +236,7 @@ class _Work:
         options = self.options
         plan = lower.Plan(
             target=machine.facts, schedules=llvm.SCHEDULES, planes=llvm.planes,
-            db=load_tune_db(machine.facts.kind, *tuned_folders()), block_tokens=pool.block_tokens,
+            db=self.records(machine.facts), block_tokens=pool.block_tokens,
             kv_dtype=pool.dtype, deterministic=options.deterministic,
         )  # fmt: skip
         lowered = lower.Lowered(plan)
@@ -252,6 +254,12 @@ class _Work:
             lower.lower(lowered, module["prefill" + suffix], "prefill" + suffix, None, bounds)
             entries.append(EntryPoint("prefill" + suffix, "prefill", 0, greedy))
         return lowered, tuple(entries)
+
+    def records(self, facts: TargetFacts) -> TuneDb:
+        """The tuned records that this compilation may use."""
+        if self.options.untuned:
+            return TuneDb()
+        return tune_db.load(facts.kind, facts.cpu, self.options.db or tune_db.user_folder())
 
     def context(self, model: Model) -> int:
         """Tokens a sequence may have: --ctx, else the checkpoint's up to 8192; whole blocks."""
@@ -341,12 +349,6 @@ def buckets(max_batch: int) -> tuple[int, ...]:
     """Row counts with a decode entry of their own: powers of two, and max_batch itself."""
     powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i <= max_batch]
     return tuple(sorted({*powers, max_batch}))
-
-
-def tuned_folders() -> tuple[Path, ...]:
-    """The user's folder of tuned records, if there is one."""
-    folder = Path.home() / ".config" / "xpuc" / "tune_db"
-    return (folder,) if folder.is_dir() else ()
 
 
 def _weight_params(module: IRModule) -> list[str]:

@@ -6,6 +6,7 @@ of the schedule picked for it, or of the target-free kernel where no schedule ta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 from tvm import IRModule, relax, tirx
 
 from xpuc.codegen.kernels import portable
+from xpuc.codegen.operations import Operation
 from xpuc.ir import ops
 from xpuc.ir.formats import format_of
-from xpuc.schedules import Choice, Schedule, Site, TargetFacts, Weight, pick
+from xpuc.schedules import Schedule, Site, TargetFacts, Weight, pick
 from xpuc.tune_db import TuneDb
 
 Var = Any
@@ -38,23 +40,13 @@ class Plan:
 
 
 @dataclass
-class Decision:
-    """Why an operation runs as it does, for the manifest and the closing table."""
-
-    schedule: str
-    origin: str  # tuned | default | portable
-    knobs: dict[str, Any]
-    uses: int = 0
-
-
-@dataclass
 class Lowered:
     """The module under construction: kernels are shared by all entry points."""
 
     plan: Plan
     builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
     kernels: dict[tirx.PrimFunc, Any] = field(default_factory=dict)  # kernel -> GlobalVar
-    decisions: dict[str, Decision] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
 
     def add_kernel(self, kernel: tirx.PrimFunc) -> Any:
         """The module's function for a kernel; equal kernels are one function."""
@@ -63,6 +55,15 @@ class Lowered:
             self.kernels[kernel] = self.builder.add_func(kernel.without_attr("global_symbol"), name)
         return self.kernels[kernel]
 
+    def operation(self, site: Site) -> Operation:
+        """What is known of the operation at a site; its schedule is picked at its first use."""
+        label = json.dumps(site.facts(), sort_keys=True)
+        if label not in self.operations:
+            plan = self.plan
+            choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
+            self.operations[label] = Operation.at(site, choice)
+        return self.operations[label]
+
     def finish(self) -> IRModule:
         return self.builder.finalize()
 
@@ -70,24 +71,32 @@ class Lowered:
 class _Entry:
     """One entry point being lowered: an Emitter for its schedules."""
 
-    def __init__(self, lowered: Lowered, function: relax.Function, rows: int | None) -> None:
-        self.lowered, self.rows = lowered, rows
+    def __init__(
+        self, lowered: Lowered, function: relax.Function, name: str, rows: int | None
+    ) -> None:
+        self.lowered, self.name, self.rows = lowered, name, rows
+        self.launched: list[str] = []  # the kernels of the operation being lowered
         self.function = _for_rows(function, rows)
         self.builder = lowered.builder
         self.new: dict[Var, Any] = {}
         self.weights: dict[Var, tuple[str, int]] = {}
 
     def launch(self, kernel: Any, inputs: Sequence[Var], outputs: Sequence[Type]) -> Var:
-        kernel_var = self.lowered.add_kernel(kernel)
+        kernel_var = self.kernel(kernel)
         return self.builder.emit(relax.call_tir(kernel_var, list(inputs), list(outputs)))
 
     def launch_in_place(
         self, kernel: Any, inputs: Sequence[Var], outputs: Sequence[Type], inplace: Sequence[int]
     ) -> Var:
-        kernel_var = self.lowered.add_kernel(kernel)
+        kernel_var = self.kernel(kernel)
         return self.builder.emit(
             relax.call_tir_inplace(kernel_var, list(inputs), list(inplace), list(outputs))
         )
+
+    def kernel(self, kernel: tirx.PrimFunc) -> Any:
+        found = self.lowered.add_kernel(kernel)
+        self.launched.append(str(found.name_hint))
+        return found
 
     def item(self, value: Var, index: int) -> Var:
         return self.builder.emit(relax.TupleGetItem(value, index))
@@ -114,11 +123,11 @@ class _Entry:
             params.extend(planes)
         return params
 
-    def lower(self, name: str, bounds: Mapping[str, int]) -> None:
-        """Emit the entry point `name`; `bounds` are the largest values of the symbols it keeps."""
+    def lower(self, bounds: Mapping[str, int]) -> None:
+        """Emit the entry point; `bounds` are the largest values of the symbols it keeps."""
         params = self.params()
-        attrs = {"global_symbol": name, "tir_var_upper_bound": dict(bounds)}
-        with self.builder.function(name, params, attrs=attrs):
+        attrs = {"global_symbol": self.name, "tir_var_upper_bound": dict(bounds)}
+        with self.builder.function(self.name, params, attrs=attrs):
             with self.builder.dataflow():
                 for b in self.function.body.blocks[0].bindings:
                     self.new[b.var] = self.binding(b.value)
@@ -134,12 +143,16 @@ class _Entry:
 
     def call(self, value: relax.Call) -> Var:
         site = self.site(value)
-        plan = self.lowered.plan
-        choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
-        self.record(site, choice)
+        operation = self.lowered.operation(site)
+        operation.uses[self.name] += 1
+        self.launched.clear()
+        choice = operation.choice
         if choice is None:
-            return portable.emit(self, site)
-        return choice.schedule.emit(self, site, choice.knobs)
+            result = portable.emit(self, site)
+        else:
+            result = choice.schedule.emit(self, site, choice.knobs)
+        operation.kernels[:] = self.launched
+        return result
 
     def site(self, value: relax.Call) -> Site:
         operands: list[Var] = []
@@ -159,19 +172,6 @@ class _Entry:
             target=plan.target, block_tokens=plan.block_tokens, kv_dtype=plan.kv_dtype,
         )  # fmt: skip
 
-    def record(self, site: Site, choice: Choice | None) -> None:
-        key = site.key
-        label = f"{key.op} {key.shape} rows={key.rows or 'any'}"
-        decision = self.lowered.decisions.setdefault(
-            label,
-            Decision(
-                choice.schedule.name if choice else f"portable_{site.op}",
-                choice.origin if choice else "portable",
-                choice.knobs if choice else {},
-            ),
-        )
-        decision.uses += 1
-
 
 def lower(
     lowered: Lowered,
@@ -181,7 +181,7 @@ def lower(
     bounds: Mapping[str, int],
 ) -> None:
     """Add the entry point `name` to the module: `function` for `rows` rows, or for any number."""
-    _Entry(lowered, function, rows).lower(name, bounds)
+    _Entry(lowered, function, name, rows).lower(bounds)
 
 
 def _for_rows(function: relax.Function, rows: int | None) -> relax.Function:

@@ -3,74 +3,27 @@
 A target's folder lists its schedules in order; the first that accepts a site builds its kernels.
 The knobs it builds them with are data: those of the tune database where it holds a record of the
 site, else its defaults.
+
+site.py       an operation at its place, and what names it
+launches.py   what a schedule would launch there, and the digest of it
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
-from xpuc.tune_db import Key, TuneDb
+from xpuc.schedules.launches import Launch, kernel_digest, launches
+from xpuc.schedules.site import Site, TargetFacts, Type, Var, Weight, site_of
+from xpuc.tune_db import Record, TuneDb
 
-Var = Any
-Type = Any
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A packed matrix as an operand: its format, its shape, its planes in the target's layout."""
-
-    format: str
-    rows: int
-    columns: int
-    planes: tuple[Var, ...]
-
-
-@dataclass(frozen=True)
-class TargetFacts:
-    """What schedules decide by: the kind (llvm, cuda), the CPU or GPU, its features."""
-
-    kind: str
-    cpu: str
-    features: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Site:
-    """An operation at its place. `n` is the number of rows, None if it is known at run time only.
-
-    `operands` are the activations and vectors, tuples flattened; `weights` the packed matrices, in
-    order.
-    """
-
-    op: str
-    attrs: dict[str, Any]
-    n: int | None
-    operands: tuple[Var, ...]
-    weights: tuple[Weight, ...]
-    result: Type
-    target: TargetFacts
-    block_tokens: int
-    kv_dtype: str
-
-    @property
-    def key(self) -> Key:
-        """What the tune database knows this site by."""
-        if self.weights:
-            parts = [f"{w.format}:{w.rows}x{w.columns}" for w in self.weights]
-        else:
-            # Rows are symbols or the bucket; what tells sites apart is the last axis and the rank.
-            shapes = [o.ty.shape for o in self.operands]
-            columns = "x".join(_size(s[-1]) if len(s) > 1 else "1d" for s in shapes)
-            plain = {k: v for k, v in self.attrs.items() if isinstance(v, int | str)}
-            parts = [columns, *(f"{k}={v}" for k, v in sorted(plain.items()))]
-        return Key(self.op, ",".join(parts), self.n or 0, self.target.kind, self.target.cpu)
-
-
-def _size(dimension: Any) -> str:
-    """A dimension as text: its number, or its symbol's name."""
-    return str(getattr(dimension, "value", dimension))
+__all__ = [
+    "Choice", "Emitter", "Launch", "NoKnobs", "Schedule", "Site", "Space", "TargetFacts", "Type",
+    "Var", "Weight", "kernel_digest", "launches", "pick", "site_of",
+]  # fmt: skip
 
 
 class Emitter(Protocol):
@@ -92,23 +45,48 @@ class Emitter(Protocol):
 
 
 @dataclass(frozen=True)
+class NoKnobs:
+    """The knobs of a schedule that has none."""
+
+
+Space = Mapping[str, Sequence[int]]  # the values worth trying, by knob
+
+
+def _no_space(site: Site) -> Space:
+    return {}
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """One way to run an operation. `emit` launches its kernels and gives the result's variable."""
+    """One way to run an operation. `emit` launches its kernels and gives the result's variable.
+
+    `knobs` is a frozen dataclass of whole numbers, its defaults those of an untuned build; `space`
+    declares what a tuning session may try at a site. No knob changes a bit of the result.
+    """
 
     name: str
     op: str
     accepts: Callable[[Site], bool]
-    emit: Callable[[Emitter, Site, dict[str, Any]], Var]
+    emit: Callable[[Emitter, Site, Any], Var]
+    knobs: type[Any] = NoKnobs
+    space: Callable[[Site], Space] = _no_space
     batch_invariant: bool = True  # a row's bits do not depend on the other rows of the call
+
+    def knobs_of(self, values: Mapping[str, int]) -> Any | None:
+        """The knobs of these values, the rest at their defaults; None if there is no such knob."""
+        known = {f.name for f in dataclasses.fields(self.knobs)}
+        return self.knobs(**values) if set(values) <= known else None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The schedule taken for a site, its knobs and where they come from: `tuned` or `default`."""
+    """The schedule taken for a site, its knobs, where they come from (`tuned`, `default`), why."""
 
     schedule: Schedule
-    knobs: dict[str, Any]
+    knobs: Any
     origin: str
+    reason: str
+    record: Record | None = None
 
 
 def pick(
@@ -120,7 +98,40 @@ def pick(
             continue
         if deterministic and not schedule.batch_invariant:
             continue
-        # Only kernels on weights have knobs so far: nothing else can be called tuned.
-        record = db.lookup(site.key, schedule.name) if site.weights else None
-        return Choice(schedule, record.knobs if record else {}, "tuned" if record else "default")
+        return _choice(site, schedule, db)
     return None
+
+
+def _choice(site: Site, schedule: Schedule, db: TuneDb) -> Choice:
+    if not dataclasses.fields(schedule.knobs):
+        return Choice(schedule, schedule.knobs(), "default", "nothing to tune")
+    record = db.lookup(site.key, schedule.name)
+    if record is None:
+        return Choice(schedule, schedule.knobs(), "default", "no record")
+    knobs = schedule.knobs_of(record.knobs)
+    reason = _unfit(record, schedule, site, knobs)
+    if reason:
+        db.ignored[reason] += 1
+        return Choice(schedule, schedule.knobs(), "default", f"record left out: {reason}")
+    return Choice(schedule, knobs, "tuned", f"record of {record.date}", record)
+
+
+def _unfit(record: Record, schedule: Schedule, site: Site, knobs: Any | None) -> str | None:
+    """Why a record cannot be used here, if so."""
+    if record.tvm != tvm_version():
+        return f"measured with tvm {record.tvm}"
+    if not set(record.features) <= site.target.features:
+        return "measured with CPU features this target lacks"
+    if knobs is None:
+        return "its knobs are not those of this version"
+    if kernel_digest(schedule, site, knobs) != record.kernel:
+        return "measured on another version of the kernel"
+    return None
+
+
+@cache
+def tvm_version() -> str:
+    """The installed compiler's."""
+    import tvm
+
+    return str(tvm.__version__)

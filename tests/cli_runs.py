@@ -56,7 +56,11 @@ def manifest(**changes: Any) -> Manifest:
         ),
         tokenizer={"model": "gpt2", "chat_template": "gguf"},
         source={"file": "tiny.gguf", "bytes": 5000, "xxh3_128": "0" * 32},
-        decisions={"fusions": {"fuse_qkv": {"applied": 2, "refused": {}}}, "schedules": {}},
+        decisions={
+            "fusions": {"fuse_qkv": {"applied": 2, "refused": {}}},
+            "operations": [],
+            "records_ignored": {},
+        },
         memory={"weights": 4200, "activations": 1 << 20},
     )
     return dataclasses.replace(made, **changes)

@@ -1,40 +1,29 @@
-"""What was measured: tuned records by kernel, shape and target, one JSON object a line."""
+"""What was measured: tuned records by operation, shape and target, one JSON object a line.
+
+records.py   a record, and its line
+TuneDb       the records of one target, looked up by a compilation, merged by a tuning session
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from xpuc.tune_db.records import Key, Measurement, Record, Unusable, from_line, to_line
+
+__all__ = ["SHIPPED", "Key", "Measurement", "Record", "TuneDb", "load", "save", "user_folder"]
 
 SHIPPED = Path(__file__).parent
 
 
-@dataclass(frozen=True, order=True)
-class Key:
-    """What a record is for: operation, shape, rows (0: any number), target, its CPU or GPU."""
-
-    op: str
-    shape: str
-    rows: int
-    kind: str
-    cpu: str
-
-
-@dataclass(frozen=True)
-class Record:
-    """The knobs a schedule was measured fastest with."""
-
-    key: Key
-    schedule: str
-    knobs: dict[str, Any]
-
-
 @dataclass
 class TuneDb:
-    """Records by key and schedule; `ignored` counts the lines that could not be used, by reason."""
+    """Records by key and schedule; `ignored` counts those that could not be used, by reason."""
 
     records: dict[tuple[Key, str], Record] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -43,25 +32,72 @@ class TuneDb:
         """The record of exactly this key, measured for this schedule."""
         return self.records.get((key, schedule))
 
+    def add(self, record: Record) -> None:
+        """Take in a record, in place of one of the same key and schedule."""
+        self.records[record.key, record.schedule] = record
+
     def read(self, lines: Iterable[str]) -> None:
         """Take in the lines of a file; later records win. A broken line is counted, not raised."""
         for line in lines:
             if not line.strip():
                 continue
             try:
-                raw = json.loads(line)
-                record = Record(Key(**raw["key"]), str(raw["schedule"]), dict(raw["knobs"]))
-            except (ValueError, KeyError, TypeError):
-                self.ignored["malformed line"] += 1
-                continue
-            self.records[record.key, record.schedule] = record
+                self.add(from_line(line))
+            except Unusable as reason:
+                self.ignored[str(reason)] += 1
+
+    def lines(self) -> list[str]:
+        """Every record, sorted, one a line: what a file holds."""
+        return [to_line(self.records[at]) for at in sorted(self.records)]
 
 
-def load(kind: str, *folders: Path) -> TuneDb:
-    """The records of a target kind, from the shipped folder and then the user's, which win."""
-    db = TuneDb()
-    for folder in (SHIPPED, *folders):
-        path = folder / f"{kind}.jsonl"
-        if path.is_file():
-            db.read(path.read_text(encoding="utf-8").splitlines())
+def load(kind: str, cpu: str, *folders: Path) -> TuneDb:
+    """The records for a CPU or GPU, shipped ones first, then those of `folders`, which win.
+
+    Records of other CPUs are left out and counted.
+    """
+    return _read([SHIPPED / f"{kind}.jsonl", *(f / f"{kind}.jsonl" for f in folders)], cpu)
+
+
+def _read(paths: Iterable[Path], cpu: str) -> TuneDb:
+    everything = TuneDb()
+    for path in paths:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            everything.read(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    db = TuneDb(ignored=everything.ignored)
+    for record in everything.records.values():
+        if record.key.cpu == cpu:
+            db.add(record)
+        else:
+            db.ignored[f"measured on {record.key.cpu}"] += 1
     return db
+
+
+def save(folder: Path, kind: str, records: Iterable[Record]) -> Path:
+    """Merge records into the folder's file, which is replaced whole: a reader never sees half.
+
+    Lines of the file that this version cannot read are kept as they are.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{kind}.jsonl"
+    db, unread = TuneDb(), []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            db.add(from_line(line))
+        except Unusable:
+            unread.append(line)
+    for record in records:
+        db.add(record)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=folder, prefix=f".{kind}.", delete=False
+    ) as file:
+        file.writelines(f"{line}\n" for line in (*db.lines(), *filter(str.strip, unread)))
+    os.chmod(file.name, 0o644)  # noqa: PTH101 - a temporary file is its maker's alone
+    Path(file.name).replace(path)
+    return path
+
+
+def user_folder() -> Path:
+    """Where a tuning session keeps the user's own records: they win over the shipped ones."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "xpuc" / "tune_db"

@@ -24,6 +24,7 @@ from xpuc.schedules.llvm.norm import residual_add, rms_norm
 from xpuc.schedules.llvm.products import MOST_UNROLLED, LinearKnobs, Weight
 from xpuc.schedules.llvm.quantize import quantize
 from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
+from xpuc.schedules.llvm.spaces import linear_space
 
 __all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
 
@@ -82,36 +83,36 @@ def _n(site: Site) -> int | None:
     return None if site.n is None else _fixed(site.n)
 
 
-def _linear(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, biases = _activation(site)
     bias = site.attrs.get("bias", (False,) * len(site.weights))
     kernel = _once(
         linear, _weights(site), site.weights[0].columns, _n(site),
         activation=kind, bias=tuple(bool(b) for b in bias),
-        isa=_isa(site), knobs=LinearKnobs(**knobs),
+        isa=_isa(site), knobs=knobs,
     )  # fmt: skip
     return emit.launch(kernel, [*x, *_planes(site), *biases], [site.result])
 
 
-def _gate_up(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = _activation(site)
     gate, up = _weights(site)
     kernel = _once(
         gate_up,
         gate, up, site.weights[0].columns, _n(site),
         activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
-        isa=_isa(site), knobs=LinearKnobs(**knobs),
+        isa=_isa(site), knobs=knobs,
     )  # fmt: skip
     return emit.launch(kernel, [*x, *_planes(site)], _outputs(site.result))
 
 
-def _embed(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _embed(emit: Emitter, site: Site, knobs: Any) -> Var:
     (weight,) = _weights(site)
     kernel = _once(embed, weight, site.weights[0].columns, _n(site), site.attrs["scale"])
     return emit.launch(kernel, [site.operands[0], *_planes(site)], [site.result])
 
 
-def _head_argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _head_argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = _activation(site)
     (weight,) = _weights(site)
     rows = site.result.shape[0]
@@ -119,12 +120,12 @@ def _head_argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     kernel = _once(
         head_argmax,
         weight, site.weights[0].columns, n,
-        activation=kind, isa=_isa(site), knobs=LinearKnobs(**knobs), n_vocab=weight.rows,
+        activation=kind, isa=_isa(site), knobs=knobs, n_vocab=weight.rows,
     )  # fmt: skip
     return emit.launch(kernel, [*x, *_planes(site)], [site.result])
 
 
-def _block_norm(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _block_norm(emit: Emitter, site: Site, knobs: Any) -> Var:
     a = site.attrs
     d = int(site.operands[0].ty.shape[1])
     kernel = _once(
@@ -151,19 +152,19 @@ def _nested(emit: Emitter, flat: Var, ty: Type) -> Var:
     return emit.emit(build(ty))
 
 
-def _quantize(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _quantize(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = _once(quantize, int(site.operands[0].ty.shape[1]), _n(site))
     return emit.launch(kernel, site.operands, _outputs(site.result))
 
 
-def _rope_table(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _rope_table(emit: Emitter, site: Site, knobs: Any) -> Var:
     n_rot = 2 * int(site.operands[1].ty.shape[0])
     return emit.launch(
         _once(rope_table, n_rot, _n(site), site.attrs["mscale"]), site.operands, [site.result]
     )
 
 
-def _qk_prep(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
     a, joined = site.attrs, bool(site.attrs["joined"])
     table = site.operands[1 if joined else 3]
     job = QkPrep(
@@ -188,7 +189,7 @@ def _attention_job(site: Site) -> Attention:
     )  # fmt: skip
 
 
-def _attention_decode(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     items = work.ty.shape[0]
@@ -205,7 +206,7 @@ def _attention_decode(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     )
 
 
-def _attention_prefill(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _attention_prefill(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     rows = relax.TensorType(list(q.ty.shape), "float32")
@@ -216,24 +217,24 @@ def _attention_prefill(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
     return emit.launch(_once(quantize, int(q.ty.shape[1]), _n(site)), [out], _outputs(site.result))
 
 
-def _argmax(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = _once(select.argmax, int(site.operands[0].ty.shape[1]), _rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
-def _take_rows(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _take_rows(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = _once(select.take_rows, int(site.operands[0].ty.shape[1]), _n(site), _rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
-def _softcap(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _softcap(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = _once(
         select.softcap, int(site.operands[0].ty.shape[1]), _rows(site), site.attrs["cap"]
     )
     return emit.launch(kernel, site.operands, [site.result])
 
 
-def _add(emit: Emitter, site: Site, knobs: dict[str, Any]) -> Var:
+def _add(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = _once(residual_add, int(site.operands[0].ty.shape[1]), _n(site), 0.0)
     return emit.launch(kernel, site.operands, [site.result])
 
@@ -262,11 +263,13 @@ def _two_rows_of_eights(site: Site) -> bool:
 
 
 SCHEDULES: tuple[Schedule, ...] = (
-    Schedule("linear_x8", "linear", _always, _linear),
-    Schedule("linear_x8", "linear_group", _always, _linear),
-    Schedule("gate_up_x8", "gate_up", _quantised_rows_are_whole, _gate_up),
+    Schedule("linear_x8", "linear", _always, _linear, LinearKnobs, linear_space),
+    Schedule("linear_x8", "linear_group", _always, _linear, LinearKnobs, linear_space),
+    Schedule(
+        "gate_up_x8", "gate_up", _quantised_rows_are_whole, _gate_up, LinearKnobs, linear_space
+    ),
     Schedule("embed_x8", "embed", _always, _embed),
-    Schedule("head_argmax_x8", "head_argmax", _always, _head_argmax),
+    Schedule("head_argmax_x8", "head_argmax", _always, _head_argmax, LinearKnobs, linear_space),
     Schedule("block_norm", "block_norm", _always, _block_norm),
     Schedule("quantize", "quantize", _always, _quantize),
     Schedule("rope_table", "rope_table", _always, _rope_table),

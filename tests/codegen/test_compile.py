@@ -190,12 +190,18 @@ def test_decisions_are_recorded(artifact):
     assert decisions == json.loads((artifact / "reports" / "compile.json").read_text())["decisions"]
     # Q4_K q and k with a Q6_K v: all of them read the same activation.
     assert decisions["fusions"]["fuse_qkv"]["applied"] == 2
-    kernels = decisions["schedules"]
-    assert all(kernel["uses"] > 0 for kernel in kernels.values())
-    assert {kernel["origin"] for kernel in kernels.values()} <= {"tuned", "default", "portable"}
-    head = kernels["head_argmax Q8_0:287x256 rows=1"]
-    assert head == {"schedule": "head_argmax_x8", "origin": "default", "knobs": {}, "uses": 1}
-    assert {label.rpartition("rows=")[2] for label in kernels} == {"1", "2", "any"}
+    operations = decisions["operations"]
+    assert {o["origin"] for o in operations} == {"default"}
+    assert {o["rows"] for o in operations} == {1, 2, None}
+    entries = {entry.name for entry in read_manifest(artifact).entry_points}
+    assert set().union(*(o["uses"] for o in operations)) == entries
+    (head,) = (o for o in operations if o["op"] == "head_argmax" and o["rows"] == 1)
+    assert head["name"] == "head_argmax Q8_0:287x256 rows=1"
+    assert head["schedule"] == "head_argmax_x8"
+    assert head["reason"] == "no record"
+    assert head["knobs"] == {"prefetch_bytes": 1024, "m_tile": 64, "unroll": 2}
+    assert head["kernels"] == ["argmax_287_q8_0_287x256_r1"]
+    assert head["uses"] == {"decode_greedy": 1}
 
 
 @pytest.mark.slow

@@ -99,6 +99,13 @@ if TYPE_CHECKING:
 @click.option(
     "--tokenizer-pre", metavar="NAME", help="Use this pre-tokenizer, whatever the checkpoint names."
 )
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of tuned records. Default: that of xpuc tune, ~/.config/xpuc/tune_db.",
+)
+@click.option("--untuned", is_flag=True, help="Use no tuned records, shipped ones neither.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: Path, out: Path | None, dump_ir: Path | None, as_json: bool, **options: Any
@@ -146,7 +153,8 @@ def _facts(compiled: Compiled) -> dict[str, Any]:
             "source_tensors": compiled.source_tensor_bytes,
         },
         "entry_points": [entry.name for entry in manifest.entry_points],
-        "kernels": manifest.decisions.get("schedules", {}),
+        "operations": manifest.decisions["operations"],
+        "records_ignored": manifest.decisions["records_ignored"],
         "fusions": manifest.decisions.get("fusions", {}),
         "memory": manifest.memory,
         "seconds": compiled.seconds | {"total": round(sum(compiled.seconds.values()), 3)},
@@ -158,8 +166,6 @@ def _table(compiled: Compiled) -> list[str]:
     facts = _facts(compiled)
     n_bytes, seconds = facts["bytes"], facts["seconds"]
     packed, source = n_bytes["weights"], n_bytes["source_tensors"]
-    origins = [str(decision["origin"]) for decision in facts["kernels"].values()]
-    counted = ", ".join(f"{origins.count(each)} {each}" for each in sorted(set(origins)))
     cpu = facts["target"]["cpu"]
     rows = [
         ("artifact", f"{compiled.path} ({quantities.size(n_bytes['artifact'])})"),
@@ -168,11 +174,22 @@ def _table(compiled: Compiled) -> list[str]:
                     f"{quantities.size(source)} of tensors in the checkpoint"),
         ("library", quantities.size(n_bytes["library"])),
         ("entries", ", ".join(facts["entry_points"])),
-        ("kernels", f"{len(origins)} ({counted})" if origins else "0"),
+        ("kernels", _kernels(facts["operations"], facts["records_ignored"])),
         ("fusions", ", ".join(_fusion(*item) for item in facts["fusions"].items()) or "none"),
         ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
     ]  # fmt: skip
     return quantities.columns(rows)
+
+
+def _kernels(operations: list[dict[str, Any]], ignored: dict[str, int]) -> str:
+    """How many operations that can be tuned use a record, and what was left out."""
+    tunable = [o for o in operations if o["knobs"]]
+    tuned = sum(o["origin"] == "tuned" for o in tunable)
+    portable = sum(o["origin"] == "portable" for o in operations)
+    parts = [f"{len(operations)}, {tuned} of {len(tunable)} tunable ones by a tuned record"]
+    parts += [f"{portable} target-free"] if portable else []
+    parts += [f"{quantities.count(n, 'record')} left out ({why})" for why, n in ignored.items()]
+    return "; ".join(parts)
 
 
 def _fusion(name: str, report: dict[str, Any]) -> str:

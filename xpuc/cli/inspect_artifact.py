@@ -50,12 +50,12 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         (name, *_fusion(each)) for name, each in manifest["decisions"].get("fusions", {}).items()
     ]
     yield from quantities.columns(fusions or [("none", "", "")], indent=2)
-    yield "\nkernels"
-    kernels = [
-        (name, each["schedule"], each["origin"], _knobs(each["knobs"]))
-        for name, each in manifest["decisions"].get("schedules", {}).items()
+    yield "\noperations"
+    operations = [
+        (each["name"], each["schedule"], each["origin"], _knobs(each["knobs"]))
+        for each in manifest["decisions"].get("operations", [])
     ]
-    yield from quantities.columns(kernels or [("none", "", "", "")], indent=2)
+    yield from quantities.columns(operations or [("none", "", "", "")], indent=2)
     yield f"\nmemory, for {manifest['max_batch']} sequences of {manifest['context']:,} tokens"
     yield from (f"  {line}" for line in _statement(facts["memory"]))
     if facts["verified_bytes"] is not None:
