@@ -1,0 +1,206 @@
+"""What a kernel is measured with and checked by: random activations, weights and contexts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from xpuc.codegen.compile import SEGMENT_TOKENS
+from xpuc.errors import UnsupportedError, nearest
+from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
+from xpuc.ir.formats import Format, dequantize, format_of
+from xpuc.runtime.batch import balanced
+from xpuc.schedules import Site, llvm
+
+_BLOCKS = 512  # different blocks a random matrix is put together from
+_WEIGHTS_AT_ONCE = 1 << 18  # drawn to find them
+_SMALLEST = 2.0**-7  # a block's largest weight is this at least, and 1 at most
+_BYTES_AT_ONCE = 1 << 24  # of a matrix, so that the indices of its blocks stay small
+_SPREAD = 16.0  # activations times the root of their columns: sums are then a few units
+_SCORE = 2.0  # the standard deviation of attention scores
+
+
+# Compared by identity: what follows from a case can be kept for as long as it lives.
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The arrays of one call of `rows` rows.
+
+    `operands` and `planes` are those of the site, in order, the latter for each of its weights;
+    `raw` are the weights as a GGUF file has them, uint8 (rows, row bytes). `symbols` gives the
+    value of every symbol in the operands' shapes.
+    """
+
+    rows: int
+    operands: tuple[np.ndarray, ...]
+    planes: tuple[tuple[np.ndarray, ...], ...]
+    raw: tuple[np.ndarray, ...]
+    symbols: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call to make up: `depth` is the context of a decode call, or what lies before a prefill."""
+
+    site: Site
+    rows: int
+    depth: int
+    rng: np.random.Generator
+
+
+def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
+    """Random arrays for a call of the site with `rows` rows.
+
+    Attention has `depth` tokens of context: with a fixed number of rows, each is the last token of
+    a sequence of its own; else they follow `depth` tokens of one sequence. UnsupportedError if
+    nothing is known of the operation.
+    """
+    assert rows == (site.n or rows), f"{rows} rows at a site for {site.n}"
+    if site.op not in _OPERANDS:
+        raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
+    call = _Call(site, rows, depth, np.random.default_rng(seed))
+    operands = _OPERANDS[site.op](call)
+    raw = tuple(_matrix(format_of(w.format), w.rows, w.columns, call.rng) for w in site.weights)
+    planes = tuple(
+        tuple(llvm.pack(w.format, packed)) for w, packed in zip(site.weights, raw, strict=True)
+    )
+    return Case(rows, operands, planes, raw, _symbols(site, operands))
+
+
+def _symbols(site: Site, operands: tuple[np.ndarray, ...]) -> dict[str, int]:
+    """The symbols of the operands' types by what these arrays have in their place."""
+    symbols: dict[str, int] = {}
+    for (dtype, *shape), array in zip(site.facts()["operands"], operands, strict=True):
+        assert str(array.dtype) == dtype, f"{array.dtype} for {dtype}"
+        for dimension, size in zip(shape, array.shape, strict=True):
+            if isinstance(dimension, str):
+                dimension = symbols.setdefault(dimension, size)
+            assert dimension == size, f"{array.shape} for {shape}"
+    return symbols
+
+
+def _matrix(format: Format, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """A matrix of random valid blocks: uint8 (rows, row bytes)."""
+    blocks = _blocks(format, rng).view(f"V{format.nbytes}")[:, 0]  # copied whole, by number
+    count = columns // format.n
+    raw = np.empty((rows, count * format.nbytes), np.uint8)
+    step = max(1, _BYTES_AT_ONCE // raw.shape[1])
+    for start in range(0, rows, step):
+        part = raw[start : start + step]
+        chosen = rng.integers(0, len(blocks), len(part) * count, dtype=np.uint16)
+        part[:] = blocks[chosen].view(np.uint8).reshape(part.shape)
+    return raw
+
+
+def _blocks(format: Format, rng: np.random.Generator) -> np.ndarray:
+    """Random bytes that decode to numbers of the size of weights: uint8 (_BLOCKS, block bytes)."""
+    found = np.empty((0, format.nbytes), np.uint8)
+    while len(found) < _BLOCKS:
+        shape = (_WEIGHTS_AT_ONCE // format.n, format.nbytes)
+        drawn = rng.integers(0, 256, shape, dtype=np.uint8)
+        largest = np.abs(dequantize(format, drawn)).max(axis=1)  # NaN where one weight is
+        found = np.concatenate([found, drawn[(largest >= _SMALLEST) & (largest <= 1)]])
+    return found[:_BLOCKS]
+
+
+def _projection(call: _Call) -> tuple[np.ndarray, ...]:
+    """An activation, quantised or not, then a vector of f32 for each bias."""
+    first, *_ = types = call.site.facts()["operands"]
+    if first[0] == "int8":
+        activation, biases = _q8a(call, blocks=first[1]), types[4:]
+    else:
+        largest = _SPREAD / math.sqrt(first[2])
+        activation = (_uniform(call.rng, (call.rows, first[2]), largest),)
+        biases = types[1:]
+    return (*activation, *(_uniform(call.rng, (size,), 1.0) for _, size in biases))
+
+
+def _uniform(rng: np.random.Generator, shape: tuple[int, ...], largest: float) -> np.ndarray:
+    return rng.uniform(-largest, largest, shape).astype(np.float32)
+
+
+def _q8a(call: _Call, blocks: int) -> tuple[np.ndarray, ...]:
+    """The four tensors of a quantised activation of 32 `blocks` columns (docs/formats.md)."""
+    shape = (blocks, call.rows, Q8_BLOCK // Q8_HALF)
+    largest = _SPREAD / math.sqrt(blocks * Q8_BLOCK)
+    scale = (call.rng.uniform(0.5, 1.5, shape) * largest / 127).astype(np.float32)
+    quants = call.rng.integers(-127, 128, (*shape, Q8_HALF), dtype=np.int8)
+    counts = quants.sum(axis=3, dtype=np.int32).astype(np.float32)
+    sums = scale * counts
+    # A product of 24 and 12 bits is exact in float64, so this rounds once, like an fma.
+    both = scale[..., 1].astype(np.float64) * counts[..., 1] + sums[..., 0]
+    return quants.reshape(blocks, call.rows, Q8_BLOCK), scale, sums, both.astype(np.float32)
+
+
+def _attention(call: _Call) -> tuple[np.ndarray, ...]:
+    """Queries, the pools, and the index arrays as `runtime.batch` lays them out."""
+    if call.site.n is None:
+        sequences, context = 1, call.depth + call.rows
+        positions = np.arange(call.depth, context, dtype=np.int32)
+        tiles = _prefill_tiles(call)
+    else:
+        sequences, context = call.rows, call.depth
+        positions = np.full(call.rows, context - 1, np.int32)
+        tiles = [(row, 1, row, context - 1) for row in range(call.rows)]
+    table, keys, values = _pools(call, sequences, context)
+    attrs = call.site.attrs
+    width = attrs["heads"] * attrs["head_dim"]
+    gain = _SCORE / (attrs["scale"] * math.sqrt(attrs["head_dim"]))
+    q = call.rng.standard_normal((call.rows, width), np.float32) * np.float32(gain)
+    return (q, keys, values, positions, *_indices(tiles), table)
+
+
+_Tile = tuple[int, int, int, int]  # first row, rows, sequence, last position
+
+
+def _prefill_tiles(call: _Call) -> list[_Tile]:
+    attrs = call.site.attrs
+    most = llvm.tile_rows(attrs["heads"], attrs["kv_heads"], attrs["head_dim"])
+    tiles = []
+    for first in range(0, call.rows, most):
+        count = min(most, call.rows - first)
+        tiles.append((first, count, 0, call.depth + first + count - 1))
+    return balanced(tiles)
+
+
+def _indices(tiles: list[_Tile]) -> tuple[np.ndarray, np.ndarray]:
+    """`tiles` (t, 4) and `work` (w, 4): every segment of each tile's context, in order."""
+    rows: list[tuple[int, ...]] = []
+    work: list[tuple[int, ...]] = []
+    for row, count, sequence, last in tiles:
+        segments = last // SEGMENT_TOKENS + 1
+        rows.append((row, count, len(work), segments))
+        work += [(row, count, sequence, segment) for segment in range(segments)]
+    return np.array(rows, np.int32), np.array(work, np.int32)
+
+
+def _pools(call: _Call, sequences: int, context: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The block table, keys and values of sequences in shuffled blocks.
+
+    What lies behind a sequence's last token is NaN, as it may be: no kernel lets it count.
+    """
+    attrs, tokens = call.site.attrs, call.site.block_tokens
+    per_sequence = -(-context // tokens)
+    table = call.rng.permutation(sequences * per_sequence).astype(np.int32)
+    table = table.reshape(sequences, per_sequence)
+    keys, values = (
+        call.rng.standard_normal((table.size, attrs["kv_heads"], *inner), np.float32).astype(
+            call.site.kv_dtype
+        )
+        for inner in ((attrs["head_dim"], tokens), (tokens, attrs["head_dim"]))
+    )
+    used = context - (per_sequence - 1) * tokens
+    keys[table[:, -1], :, :, used:] = np.nan
+    values[table[:, -1], :, used:] = np.nan
+    return table, keys, values
+
+
+_OPERANDS: dict[str, Callable[[_Call], tuple[np.ndarray, ...]]] = {
+    "linear": _projection,
+    "linear_group": _projection,
+    "gate_up": _projection,
+    "head_argmax": _projection,
+    "attention": _attention,
+}
