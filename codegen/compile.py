@@ -155,6 +155,30 @@ def _check_destination(destination: Path) -> None:
         )
 
 
+def operations(path: Path, options: Options) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What the artifact's manifest would say of its operations, and the rows of its entry points.
+
+    Nothing is built. XpucError says what is wrong with the checkpoint or an option.
+    """
+    options.check()
+    made = _Work(path, options, lambda phase, done, total: None, None).made(open_model(path))
+    found = [o.as_manifest() for o in made.lowered.operations.values()]
+    return found, {entry.name: entry.rows for entry in made.entries}
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A model between reading and building: the module after the passes, and lowered."""
+
+    machine: target.CompileTarget
+    pool: PoolLayout
+    module: IRModule
+    weight_names: Sequence[str]
+    fusions: dict[str, Any]
+    lowered: lower.Lowered
+    entries: tuple[EntryPoint, ...]
+
+
 class _Work:
     """One compilation."""
 
@@ -175,27 +199,21 @@ class _Work:
         """The phases in order."""
         model: Model = self.phase("read", lambda: open_model(self.path))
         tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
-        machine = target.resolve(self.options.target, self.options.cpu)
-        pool = PoolLayout(
-            {"f16": "float16", "f32": "float32"}[self.options.kv], self.options.block_tokens
-        )
-        module, weight_names = self.phase("graph", lambda: model.graph(pool))
-        module, fusions = self.phase("passes", partial(self.passes, module))
-        lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
+        made = self.made(model)
+        lowered, pool = made.lowered, made.pool
         built = self.phase(
-            "build", lambda: build.build(lowered.finish(), machine.tvm, staging / LIBRARY)
+            "build", lambda: build.build(lowered.finish(), made.machine.tvm, staging / LIBRARY)
         )
-        tensors = self.tensors(model, module, weight_names)
+        tensors = self.tensors(model, made.module, made.weight_names)
         self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))
         self.phase("runtime", lambda: tvm_runtime.bundle(staging / RUNTIME))
-        manifest = self.manifest(model, machine, pool)
         manifest = dataclasses.replace(
-            manifest,
-            entry_points=entries,
+            self.manifest(model, made.machine, pool),
+            entry_points=made.entries,
             planes=tuple(p for t in tensors for p in t.planes),
             tokenizer=tokenizer.facts,
             decisions={
-                "fusions": fusions,
+                "fusions": made.fusions,
                 "operations": [o.as_manifest() for o in lowered.operations.values()],
                 "records_ignored": dict(lowered.plan.db.ignored),
             },
@@ -205,6 +223,17 @@ class _Work:
             },
         )
         return self.phase("write", partial(self.write, staging, manifest, tokenizer, model))
+
+    def made(self, model: Model) -> _Made:
+        """The phases from the graph to the module of the target, before anything is built."""
+        machine = target.resolve(self.options.target, self.options.cpu)
+        pool = PoolLayout(
+            {"f16": "float16", "f32": "float32"}[self.options.kv], self.options.block_tokens
+        )
+        module, weight_names = self.phase("graph", lambda: model.graph(pool))
+        module, fusions = self.phase("passes", partial(self.passes, module))
+        lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
+        return _Made(machine, pool, module, weight_names, fusions, lowered, entries)
 
     def tokenizer(self, model: Model) -> TokenizerSpec:
         return convert_tokenizer(model.metadata, path=model.path, pre=self.options.tokenizer_pre)

@@ -60,15 +60,18 @@ def _cached(path: Path, ctx: int | None) -> Path:
     return destination
 
 
-def _key(digest: str, ctx: int) -> str:
+def _key(checkpoint: str, ctx: int) -> str:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
     import xxhash
 
     import xpuc
-    from xpuc.artifact import FORMAT_VERSION
+    from xpuc import tune_db
+    from xpuc.artifact import FORMAT_VERSION, digest
     from xpuc.runtime.checks import host_features
+
+    tuned = [folder / "llvm.jsonl" for folder in (tune_db.SHIPPED, tune_db.user_folder())]
 
     def installed(name: str) -> str:
         try:
@@ -77,9 +80,10 @@ def _key(digest: str, ctx: int) -> str:
             return "none"
 
     facts = (
-        digest, ctx, FORMAT_VERSION, xpuc.__version__,
+        checkpoint, ctx, FORMAT_VERSION, xpuc.__version__,
         installed("apache-tvm"), installed("apache-tvm-ffi"),
         platform.machine(), *sorted(host_features()),
+        *(digest(records) for records in tuned if records.is_file()),
     )  # fmt: skip
     return xxhash.xxh3_64_hexdigest(repr(facts).encode())
 

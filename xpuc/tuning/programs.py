@@ -1,0 +1,155 @@
+"""A candidate: the kernels a schedule builds with some knobs, as a library and how to call it.
+
+Candidates are built in processes of their own, several at a time; what crosses over is plain data.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xpuc.codegen import target
+from xpuc.codegen.linker import find_linker, link
+from xpuc.errors import XpucError
+from xpuc.schedules import Launch, Site, kernel_digest, launches
+from xpuc.tuning.tasks import Task, task_of
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument: one of the task's own (`operand` i, `plane` i counted over all weights), or new.
+
+    `shape` has a symbol's name where it is known only with the number of rows.
+    """
+
+    role: str  # operand | plane | new
+    index: int
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel of the library and its arguments, as indices into the program's tensors."""
+
+    function: str
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls of a candidate in order, and which tensors are the result."""
+
+    calls: tuple[Call, ...]
+    tensors: tuple[Tensor, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A task's schedule with knobs: its digest, and its library once it is built.
+
+    `refused` says why it does not build.
+    """
+
+    knobs: Mapping[str, int]
+    kernel: str
+    program: Program | None = None
+    library: Path | None = None
+    refused: str = ""
+
+
+def program_of(site: Site, made: Sequence[Launch]) -> Program:
+    """The program of a site's launches. Its result is what the last of them writes."""
+    tensors: list[Tensor] = []
+    index: dict[Any, int] = {}
+
+    def add(role: str, i: int, var: Any) -> None:
+        index[var] = len(tensors)
+        shape = tuple(_dimension(d) for d in var.ty.shape)
+        tensors.append(Tensor(role, i, str(var.ty.dtype), shape))
+
+    for i, var in enumerate(site.operands):
+        add("operand", i, var)
+    for i, var in enumerate(plane for w in site.weights for plane in w.planes):
+        add("plane", i, var)
+    calls = []
+    for launch in made:
+        for var in launch.outputs:
+            add("new", len(tensors), var)
+        args = tuple(index[v] for v in (*launch.inputs, *launch.outputs))
+        calls.append(Call(launch.name, args))
+    return Program(tuple(calls), tuple(tensors), tuple(index[v] for v in made[-1].outputs))
+
+
+def _dimension(value: Any) -> int | str:
+    name = getattr(value, "name", None)
+    return int(value) if name is None else str(name)
+
+
+class Builder:
+    """Processes that build candidates into `folder`."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.folder, self.workers = folder, workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._number = 0
+
+    def build(self, task: Task, knobs: Iterable[Mapping[str, int]]) -> Iterator[Candidate]:
+        """The candidates of these knobs, in their order; one that does not build says why."""
+        futures = [(each, self._submit(task, each)) for each in knobs]
+        for each, future in futures:
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                self._pool = None  # a compiler that crashed took its process along
+                yield Candidate(each, "", refused="the compiler crashed")
+
+    def close(self) -> None:
+        """End the processes; what they are at is lost."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _submit(self, task: Task, knobs: Mapping[str, int]) -> Future[Candidate]:
+        if self._pool is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=spawn)
+        self._number += 1
+        library = self.folder / f"{self._number}.so"
+        facts = (dict(task.facts), task.schedule.name, task.target.kind, task.target.cpu)
+        return self._pool.submit(_build, facts, dict(knobs), library)
+
+
+def _build(facts: tuple[Any, ...], knobs: dict[str, int], library: Path) -> Candidate:
+    """In a process of the builder."""
+    task = task_of(*facts)
+    made = task.schedule.knobs_of(knobs)
+    assert made is not None, f"{task.schedule.name} has no knobs {knobs}"
+    digest = kernel_digest(task.schedule, task.site, made)
+    try:
+        parts = launches(task.schedule, task.site, made)
+        compile_library([p.kernel for p in parts], task.target.kind, task.target.cpu, library)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[-1]
+        return Candidate(knobs, digest, refused=reason)
+    return Candidate(knobs, digest, program_of(task.site, parts), library)
+
+
+def compile_library(kernels: Iterable[Any], kind: str, cpu: str, path: Path) -> None:
+    """Build kernels into a library that TVM's runtime loads."""
+    import tvm
+
+    linker = find_linker()
+    if linker is None:
+        raise XpucError("no C compiler to link kernels with", "install one (apt install gcc)")
+    by_name = {str(k.attrs["global_symbol"]): k for k in kernels}
+    built = tvm.compile(tvm.IRModule(by_name), target=target.resolve(kind, cpu).tvm)
+    built.export_library(
+        str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
+    )

@@ -1,0 +1,370 @@
+"""A session: what matters most is tuned first, until nothing helps or the budget is spent.
+
+Two passes over the tasks, each shared out among the boards: the incumbents' times, from which
+follows how much of a step each task is; then the search. Everything measured is in the log before
+the next thing is, and a record is written as soon as it is confirmed: a session that is stopped
+has lost at most the trial it was at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from xpuc import tune_db
+from xpuc.artifact import CPU_FEATURES
+from xpuc.errors import XpucError
+from xpuc.schedules import kernel_digest, llvm, pick, tvm_version
+from xpuc.tune_db import Measurement, Record, TuneDb
+from xpuc.tuning import roofs
+from xpuc.tuning.boards import Board, BoardLost, Boards
+from xpuc.tuning.programs import Builder, Candidate
+from xpuc.tuning.results import Findings, Roofs, TaskResult
+from xpuc.tuning.roofs import RoofKernels, typical
+from xpuc.tuning.search import Search
+from xpuc.tuning.tasks import Subject, Task
+from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial, TrialLog
+from xpuc.tuning.workbench import Workbench
+
+_LOSSES = 2  # of a board at one task, after which the task is left alone
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop: after so many seconds or trials of this session, whichever comes first."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a session is at, for those who watch. `done` and `total` count tasks of this pass."""
+
+    doing: str  # measuring | tuning
+    task: str
+    done: int
+    total: int
+    trials: int
+    best: float  # gain of the best candidate of the task so far
+    saved: float  # part of the tuned kernels' time that records have saved so far, weighted by use
+
+
+@dataclass
+class Session:
+    """One run of `xpuc tune`.
+
+    `db` holds the records in use before, `folder` is where new ones go. `watch` is called from the
+    threads of the boards, one at a time.
+    """
+
+    subject: Subject
+    boards: Boards
+    builder: Builder
+    db: TuneDb
+    folder: Path
+    log: TrialLog
+    budget: Budget
+    threads: int
+    watch: Callable[[Status], None] = lambda status: None
+    resumes: bool = False
+    results: dict[str, TaskResult] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._start = time.monotonic()
+        self._lock = threading.RLock()
+        self._stopped = threading.Event()
+        self._failure: XpucError | None = None
+        self._losses: Counter[str] = Counter()
+        self._queue: list[Task] = []
+        self._roofs: list[Roofs] = []
+        self._trials = self._done = self._total = self._discarded = 0
+        self._doing = ""
+        self.results = {t.name: TaskResult(t) for t in self.subject.tasks}
+        if self.resumes:
+            self._take_up()
+        else:
+            self.log.clear()
+
+    def run(self) -> Findings:
+        """Tune. A stop (see `stop`) ends it early with what is done."""
+        library = roofs.build(self.subject.target, self.builder.folder)
+        self._pass("measuring", list(self.subject.tasks), library, self._measure)
+        self._share_out()
+        ranked = sorted(self.results.values(), key=lambda r: r.share, reverse=True)
+        left = [r.task for r in ranked if not any(t.concludes for t in r.trials) and r.baseline]
+        self._pass("tuning", left, library, self._tune)
+        return self._findings(ranked)
+
+    def stop(self) -> None:
+        """Ask the session to end after the measurement it is at."""
+        self._stopped.set()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def _is_spent(self) -> bool:
+        budget = self.budget
+        return (
+            self._stopped.is_set()
+            or (budget.seconds is not None and self.seconds >= budget.seconds)
+            or (budget.trials is not None and self._trials >= budget.trials)
+        )
+
+    def _take_up(self) -> None:
+        """The trials of the session before, but for those of kernels that have changed since."""
+        for trial in self.log.read():
+            result = self.results.get(trial.task)
+            if result is None or result.task.schedule.name != trial.schedule:
+                continue
+            schedule = result.task.schedule
+            knobs = schedule.knobs_of(trial.knobs)
+            if knobs and kernel_digest(schedule, result.task.site, knobs) == trial.kernel:
+                result.trials.append(trial)
+                if trial.outcome == KEPT:
+                    result.record = self.db.lookup(result.task.key, schedule.name)
+                if trial.concludes:
+                    result.reason = trial.outcome
+
+    # --- a pass over tasks, on every board ---
+
+    def _pass(
+        self, doing: str, tasks: Sequence[Task], library: Path, step: Callable[[_Place, Task], None]
+    ) -> None:
+        self._queue, self._done, self._doing, self._total = list(tasks), 0, doing, len(tasks)
+        work = [
+            threading.Thread(target=self._work, args=(library, step, i))
+            for i in range(min(self.boards.count, len(tasks)))
+        ]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            while thread.is_alive():  # a join without a time limit would not see Ctrl-C
+                try:
+                    thread.join(0.2)
+                except KeyboardInterrupt:
+                    self.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self, library: Path, step: Callable[[_Place, Task], None], i: int) -> None:
+        """A board's thread: tasks from the queue until there are none, or no board."""
+        place: _Place | None = None
+        while (task := self._next()) is not None:
+            try:
+                if place is None:
+                    board = self.boards.connect()
+                    kernels = RoofKernels(board, library, self.subject.target)
+                    place = _Place(board, kernels, f"{self.boards.name} #{i + 1}")
+                self._tell(task)
+                step(place, task)
+                self._done += 1
+            except BoardLost as reason:
+                self._give_back(task, str(reason))
+                if place is None:
+                    return  # no board to be had: others may go on
+                place = None
+            except XpucError as error:
+                self.results[task.name].reason = error.message
+                self._failure = error
+                self.stop()
+
+    def _next(self) -> Task | None:
+        with self._lock:
+            return self._queue.pop(0) if self._queue and not self._is_spent else None
+
+    def _give_back(self, task: Task, reason: str) -> None:
+        """A board went away under a task: it is for another, unless it happens again."""
+        with self._lock:
+            self._losses[task.name] += 1
+            if self._losses[task.name] <= _LOSSES:
+                self._queue.insert(0, task)
+            else:
+                self.results[task.name].reason = f"lost a board {_LOSSES + 1} times ({reason})"
+
+    def _tell(self, task: Task, best: float = 1.0) -> None:
+        with self._lock:
+            done, total = self._done, self._total
+            self.watch(
+                Status(self._doing, task.name, done, total, self._trials, best, self._saved())
+            )
+
+    # --- what is done with a task ---
+
+    def _measure(self, place: _Place, task: Task) -> None:
+        result = self.results[task.name]
+        bench = self._bench(place, task)
+        result.baseline, result.costs = bench.baseline, bench.costs
+        self._roofs.append(bench.roofs)
+
+    def _bench(self, place: _Place, task: Task) -> Workbench:
+        return Workbench(place.board, task, self._built(task, self._incumbent(task)), place.roofs)
+
+    def _incumbent(self, task: Task) -> dict[str, int]:
+        """The knobs a compilation would take today."""
+        with self._lock:
+            choice = pick(task.site, llvm.SCHEDULES, self.db, deterministic=False)
+        assert choice is not None
+        return dict(dataclasses.asdict(choice.knobs))
+
+    def _built(self, task: Task, knobs: dict[str, int]) -> Candidate:
+        (candidate,) = self.builder.build(task, [knobs])
+        if candidate.refused:
+            raise XpucError(
+                f"{task.name}: its kernel does not build ({candidate.refused})",
+                "xpuc doctor says what the compiler needs",
+            )
+        return candidate
+
+    def _tune(self, place: _Place, task: Task) -> None:
+        result = self.results[task.name]
+        incumbent = self._incumbent(task)
+        bench = self._bench(place, task)
+        search = Search(task.schedule.space(task.site), incumbent)
+        for trial in result.trials:
+            search.tell(trial.knobs, trial.gain if trial.outcome == MEASURED else 0.0)
+        seen = {trial.kernel: trial.gain for trial in result.trials}
+        for batch in search.batches():
+            for candidate in self.builder.build(task, batch):
+                if self._is_spent:
+                    return
+                gain = seen.get(candidate.kernel)
+                if gain is None:
+                    gain = seen[candidate.kernel] = self._try(place, bench, result, candidate)
+                search.tell(candidate.knobs, gain)
+                self._tell(task, search.gain)
+        self._conclude(place, bench, result, search)
+
+    def _try(
+        self, place: _Place, bench: Workbench, result: TaskResult, candidate: Candidate
+    ) -> float:
+        """Measure a candidate, log it; its gain if it may count."""
+        if candidate.refused:
+            self._log(place, result, candidate, REFUSED, detail=candidate.refused)
+            return 0.0
+        crash = f"{result.task.name} {candidate.kernel}"
+        if self._losses[crash]:
+            self._log(place, result, candidate, CRASHED)
+            return 0.0
+        try:
+            compared = bench.compare(candidate)
+        except BoardLost:
+            self._losses[crash] += 1
+            raise
+        self._discarded += compared.discarded
+        outcome = MEASURED if compared.is_right else WRONG
+        trial = self._log(place, result, candidate, outcome, compared.measured, bench.error)
+        # What is not faster beyond the noise is no better than the incumbent.
+        return trial.gain if compared.is_faster else min(trial.gain, 1.0)
+
+    def _conclude(
+        self, place: _Place, bench: Workbench, result: TaskResult, search: Search
+    ) -> None:
+        """Confirm the best candidate; a record if it holds."""
+        task, knobs = result.task, search.best
+        best = self._built(task, dict(knobs))
+        if search.gain <= 1.0:
+            self._log(place, result, best, NOTHING)
+            result.reason = NOTHING
+            return
+        plain = self._built(task, dict(dataclasses.asdict(task.schedule.knobs())))
+        confirmed = bench.confirm(best, plain)
+        if not (confirmed.is_faster and confirmed.is_right):
+            self._log(place, result, best, NOTHING, confirmed.measured, detail="not confirmed")
+            result.reason = f"{NOTHING}: the best was not confirmed"
+            return
+        record = Record(
+            key=task.key, schedule=task.schedule.name, knobs=dict(knobs), kernel=best.kernel,
+            tvm=tvm_version(), features=tuple(sorted(task.target.features & set(CPU_FEATURES))),
+            threads=self.threads, measured=confirmed.measured, error=float(f"{bench.error:.1e}"),
+            date=date.today().isoformat(),
+        )  # fmt: skip
+        with self._lock:
+            tune_db.save(self.folder, self.subject.target.facts.kind, [record])
+            self.db.add(record)
+        result.record, result.reason = record, KEPT
+        self._log(place, result, best, KEPT, confirmed.measured, bench.error)
+
+    def _log(
+        self, place: _Place, result: TaskResult, candidate: Candidate, outcome: str,
+        measured: tuple[Measurement, ...] = (), error: float = 0.0, detail: str = "",
+    ) -> Trial:  # fmt: skip
+        trial = Trial(
+            result.task.name, result.task.schedule.name, dict(candidate.knobs), candidate.kernel,
+            outcome, measured, error, place.name, round(self.seconds, 2), detail,
+        )  # fmt: skip
+        with self._lock:
+            self.log.append(trial)
+            result.trials.append(trial)
+            self._trials += not trial.concludes
+        return trial
+
+    # --- what it comes to ---
+
+    def _share_out(self) -> None:
+        """Each task's part of the step in which it matters most, among the tasks."""
+        totals: Counter[str] = Counter()
+        for result in self.results.values():
+            for entry, uses in result.task.uses.items():
+                totals[entry] += round(uses * _us(result.baseline) * 1e3)
+        for result in self.results.values():
+            parts = [
+                uses * _us(result.baseline) * 1e3 / totals[entry]
+                for entry, uses in result.task.uses.items()
+                if totals[entry]
+            ]
+            result.share = max(parts, default=0.0)
+
+    def _saved(self) -> float:
+        saved = total = 0.0
+        for result in self.results.values():
+            uses, before = max(result.task.uses.values(), default=0), _us(result.baseline)
+            total += uses * before
+            if result.record is not None and result.baseline:
+                after = _us(result.record.measured) / _defaults(result.record.measured) * before
+                saved += uses * max(0.0, before - after)
+        return saved / total if total else 0.0
+
+    def _findings(self, ranked: list[TaskResult]) -> Findings:
+        facts = self.subject.target.facts
+        notes: dict[str, Any] = {}
+        if self._stopped.is_set():
+            notes["stopped"] = "stopped before the end: --resume goes on"
+        elif self._queue and not self._is_spent:
+            notes["boards"] = "no board was left: --resume goes on when there is one"
+        elif self._is_spent:
+            notes["budget"] = "the budget was spent: --resume goes on"
+        return Findings(
+            subject=str(self.subject.path), target=facts.cpu, boards=(self.boards.name,),
+            threads=self.threads, seconds=self.seconds,
+            roofs=typical(self._roofs), results=ranked, speeds=[],
+            retried=self._discarded, records_path=str(self.folder / f"{facts.kind}.jsonl"),
+            notes=notes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A board with the kernels of its roofs, and what the log calls it."""
+
+    board: Board
+    roofs: RoofKernels
+    name: str
+
+
+def _us(measured: Sequence[Measurement]) -> float:
+    """Microseconds of a call, with the most rows it was measured with."""
+    return measured[-1].us if measured else 0.0
+
+
+def _defaults(measured: Sequence[Measurement]) -> float:
+    return measured[-1].default_us

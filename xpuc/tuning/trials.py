@@ -1,0 +1,77 @@
+"""What was measured so far: a line for each trial, appended as it ends, read again by --resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xpuc.tune_db import Measurement
+
+MEASURED, WRONG, CRASHED, REFUSED = "measured", "wrong", "crashed", "refused"
+KEPT, NOTHING = "kept", "nothing faster"  # how a task is concluded
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate of a task.
+
+    `measured` has a row for each number of rows: its median beside that of the incumbent
+    (`default_us`). `outcome`: measured, wrong (another result), crashed, or refused (does not
+    build); the last trial of a task says that its knobs were kept, or that nothing was faster.
+    `detail` says more; `seconds` are those of the session when it ended.
+    """
+
+    task: str
+    schedule: str
+    knobs: dict[str, int]
+    kernel: str
+    outcome: str
+    measured: tuple[Measurement, ...] = ()
+    error: float = 0.0
+    board: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+
+    @property
+    def concludes(self) -> bool:
+        """Whether the task needs no more trials."""
+        return self.outcome in (KEPT, NOTHING)
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the incumbent, where it gains least."""
+        return min((m.default_us / m.us for m in self.measured), default=0.0)
+
+
+class TrialLog:
+    """The file of a session's trials. A line that was cut off by a stop is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text("", encoding="utf-8")
+
+    def append(self, trial: Trial) -> None:
+        """Add a trial; it is on the disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+
+    def read(self) -> Iterator[Trial]:
+        """The trials in order."""
+        if not self.path.is_file():
+            return
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                raw: dict[str, Any] = json.loads(line)
+                measured = tuple(Measurement(**m) for m in raw.pop("measured"))
+                yield Trial(**raw, measured=measured)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue

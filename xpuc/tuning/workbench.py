@@ -1,0 +1,125 @@
+"""One board and the task on it: candidates are checked, then timed beside the incumbent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xpuc.errors import XpucError
+from xpuc.tune_db import Measurement
+from xpuc.tuning import reference
+from xpuc.tuning.boards import Arguments, Board, Kernel
+from xpuc.tuning.inputs import make
+from xpuc.tuning.programs import Candidate
+from xpuc.tuning.results import Cost, Roofs
+from xpuc.tuning.roofs import RoofKernels, limit
+from xpuc.tuning.tasks import Task
+from xpuc.tuning.timing import Times, has_drifted, in_turns, is_faster
+
+_TURNS, _LAST_TURNS = 7, 21  # to try a candidate; to confirm the best
+_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate beside the incumbent: a measurement for each number of rows."""
+
+    measured: tuple[Measurement, ...]
+    is_faster: bool  # beyond the noise, with every number of rows
+    is_right: bool  # the incumbent's result to the bit
+    discarded: int = 0  # measurements thrown away because the machine had changed
+
+
+class Workbench:
+    """A task on a board. The first candidate put on it is the incumbent."""
+
+    def __init__(self, board: Board, task: Task, incumbent: Candidate, roofs: RoofKernels) -> None:
+        self.board, self.task, self._roof_kernels = board, task, roofs
+        self.cases = [make(task.site, rows) for rows in task.rows]
+        self.costs: tuple[Cost, ...] = tuple(reference.cost(task.site, r) for r in task.rows)
+        self._arguments = [Arguments(board, case) for case in self.cases]
+        self._incumbent = self._kernels(incumbent)
+        self._results = [kernel.results() for kernel in self._incumbent]
+        self.error = max(
+            reference.error(task.site, case, got)
+            for case, got in zip(self.cases, self._results, strict=True)
+        )
+        if self.error > reference.tolerance(task.site):
+            raise XpucError(
+                f"{task.name}: differs from the reference by {self.error:.1e}",
+                "this kernel is wrong on this board: please report it with this line",
+            )
+        times, self.roofs = self._timed(self._incumbent, _TURNS)
+        self._before = [t.median for t in times]
+        self.baseline = tuple(self._measurement(i, t, t, self.roofs) for i, t in enumerate(times))
+
+    def compare(self, candidate: Candidate) -> Compared:
+        """Check a candidate and time it beside the incumbent."""
+        kernels = self._kernels(candidate)
+        if not self._agree(kernels):
+            return Compared((), is_faster=False, is_right=False)
+        measured: list[Measurement] = []
+        faster, discarded = True, 0
+        for i, kernel in enumerate(kernels):
+            for left in reversed(range(_RETRIES)):
+                incumbent, times = in_turns([self._incumbent[i], kernel], _TURNS)
+                if not has_drifted(incumbent, self._before[i]):
+                    break
+                discarded += 1
+                if not left:  # it is another machine by now
+                    self._before[i] = incumbent.median
+            faster = faster and is_faster(times, incumbent)
+            measured.append(self._measurement(i, times, incumbent, self.roofs))
+        return Compared(tuple(measured), faster, is_right=True, discarded=discarded)
+
+    def confirm(self, candidate: Candidate, default: Candidate) -> Compared:
+        """Time the best candidate longer, beside the incumbent and the defaults.
+
+        Its measurements say how it compares with the defaults.
+        """
+        kernels, defaults = self._kernels(candidate), self._kernels(default)
+        measured, faster = [], True
+        for i, kernel in enumerate(kernels):
+            sides = [self._incumbent[i], kernel, defaults[i]]
+            (incumbent, times, plain), roofs = self._timed(sides, _LAST_TURNS)
+            faster = faster and is_faster(times, incumbent)
+            measured.append(self._measurement(i, times, plain, roofs))
+        return Compared(tuple(measured), faster, is_right=self._agree(kernels))
+
+    def _timed(self, kernels: Sequence[Kernel], turns: int) -> tuple[list[Times], Roofs]:
+        """Kernels in turns with those of the roofs."""
+        times = in_turns([*kernels, *self._roof_kernels.kernels], turns)
+        return times[: len(kernels)], self._roof_kernels.roofs(times[len(kernels) :])
+
+    def _kernels(self, candidate: Candidate) -> list[Kernel]:
+        assert candidate.library is not None
+        assert candidate.program is not None
+        module = self.board.load(candidate.library)
+        program = candidate.program
+        return [Kernel(self.board, module, program, own) for own in self._arguments]
+
+    def _agree(self, kernels: Sequence[Kernel]) -> bool:
+        return all(
+            _same(kernel.results(), want)
+            for kernel, want in zip(kernels, self._results, strict=True)
+        )
+
+    def _measurement(self, i: int, times: Times, default: Times, roofs: Roofs) -> Measurement:
+        roof, seconds = limit(self.costs[i], roofs)
+        return Measurement(
+            rows=self.task.rows[i], us=round(times.median * 1e6, 2),
+            spread=round(times.spread, 4), default_us=round(default.median * 1e6, 2),
+            roof=roof, of_roof=round(seconds / times.median, 3),
+        )  # fmt: skip
+
+
+def _same(results: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]]) -> bool:
+    """Equal to the bit; a NaN equals itself."""
+    return all(
+        np.array_equal(a.view(np.uint8), b.view(np.uint8))
+        for a, b in zip(results, wanted, strict=True)
+    )
