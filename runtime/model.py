@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,34 @@ class Model:
         result = entry(*map(tvm_ffi.from_dlpack, index), *self._pools, *self._weights)
         rows: npt.NDArray[Any] = np.from_dlpack(result)
         return rows[: len(batch.out_rows)]
+
+    @contextmanager
+    def instrument(self, see: Callable[[str, Any, tuple[Any, ...]], None]) -> Iterator[None]:
+        """Inside, `see(name, function, arguments)` is told of every call before the VM makes it."""
+
+        def called(function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> int:
+            if before:
+                see(name, function, arguments)
+            return 0  # go on
+
+        self._vm["set_instrument"](tvm_ffi.convert(called))
+        try:
+            yield
+        finally:
+            self._vm["set_instrument"](None)
+
+    def operands(self) -> dict[int, str]:
+        """What lies at which address: planes by name, `k.0`, `v.0`, `k.1`... for the pools."""
+        layers = range(len(self.manifest.kv.layers))
+        pools = [f"{which}.{layer}" for layer in layers for which in "kv"]
+        names = [*pools, *(plane.name for plane in self.manifest.planes)]
+        tensors = [*self._pools, *self._weights]
+        return {tensor.data_ptr(): name for tensor, name in zip(tensors, names, strict=True)}
+
+    def byte_products(self) -> Callable[[], object]:
+        """The library's loop of byte products (`int8_peak`), to be timed, if it has one."""
+        loop, operand = self._vm["int8_peak"], tvm_ffi.from_dlpack(_pages((8,), "int32"))
+        return lambda: loop(operand)
 
     def _allocate_pools(self) -> list[npt.NDArray[Any]]:
         """K and V of each layer."""

@@ -8,10 +8,12 @@ from cli_runs import invoke, manifest, write_manifest
 from fake_model import FakeModel
 
 from xpuc.artifact import Plane
-from xpuc.bench import Case, Row, Session, cases, peer
+from xpuc.bench import Case, Profile, Row, Session, cases, peer
 from xpuc.bench.bandwidth import ReadBandwidth
 from xpuc.bench.cases import random_ids
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
+from xpuc.bench.peak import Int8Peak
+from xpuc.bench.profile import REST, KernelRow
 from xpuc.bench.session import spread
 from xpuc.errors import FileError, RequestError, UnsupportedError
 
@@ -220,6 +222,55 @@ def test_for_people_a_line_a_test(artifact):
     lines = invoke("bench", artifact, "-p", 8, "-n", 2, "-t", 1, "-r", 1).out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["test", "pp8", "tg2"]
     assert any(line.startswith("medians of 1 round, 1 thread; memory is read at") for line in lines)
+
+
+@pytest.fixture
+def profiled(artifact, monkeypatch):
+    """Every step is one kernel and a rest; there is a peak of byte products."""
+    made = Profile(
+        "1 row up to position 1",
+        250.0,
+        (
+            KernelRow("linear_q4_0_8x64_r1", 2, 200.0, 80.0, 1_500_000, 10, "memory", 150.0, 75.0),
+            KernelRow(REST, 0, 50.0, 20.0, 0, 0, None, 0.0, None),
+        ),
+    )
+    monkeypatch.setattr(Session, "_profile", lambda *args: made)
+    monkeypatch.setattr(Ours, "operations_per_token", lambda self, case: 1000.0)
+    monkeypatch.setattr("xpuc.bench.session.int8_peak", lambda *args: Int8Peak(lambda: None, 1000))
+    return artifact
+
+
+def test_kernels_of_a_step_have_a_line_each(profiled):
+    lines = invoke("bench", profiled, "-p", 8, "-n", 2, "-t", 1, "-r", 1, "--profile").out
+    assert lines.count("1 row up to position 1") == 2
+    table = lines.partition("tg2: ")[2].splitlines()[1:5]
+    assert [" ".join(line.split()) for line in table] == [
+        "kernel launches us of step MB of limit",
+        "linear_q4_0_8x64_r1 2 200.0 80.0 % 1.50 75 % memory",
+        "between kernels - 50.0 20.0 % 0.00 -",
+        "step 2 250.0 100.0 % 1.50",
+    ]
+
+
+def test_kernels_of_a_step_as_json(profiled):
+    args = ("bench", profiled, "-p", 0, "-n", 2, "-t", 1, "-r", 1, "--json")
+    (row,) = invoke(*args, "--profile").json
+    assert row["profile"]["step_us"] == sum(each["us"] for each in row["profile"]["rows"])
+    assert row["profile"]["rows"][0]["kernel"] == "linear_q4_0_8x64_r1"
+    assert invoke(*args).json[0]["profile"] is None
+
+
+def test_steps_of_many_rows_have_a_part_of_the_peak(profiled):
+    args = ("bench", profiled, "-p", 8, "-n", 2, "-t", 1, "-r", 1)
+    lines = invoke(*args).out.splitlines()
+    assert lines[0].endswith("of bandwidth  of int8 peak")
+    assert lines[1].endswith(" %")
+    assert lines[2].endswith("  -")
+    assert any(line.endswith(" Gop/s") for line in lines[3:])
+    prompt, alone = invoke(*args, "--json").json
+    assert prompt["int8_gop_s"] == pytest.approx(prompt["tok_s"] * 1000 / 1e9)
+    assert alone["pct_int8_peak"] is None
 
 
 def test_the_peer_gets_its_column_and_its_name(artifact, stub, tmp_path, monkeypatch):

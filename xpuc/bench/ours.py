@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from pathlib import Path
+from typing import cast
 
 from xpuc.artifact import Manifest, Plane
 from xpuc.bench.cases import Case, random_ids
+from xpuc.bench.launches import Transparent, launches
 from xpuc.errors import RequestError
 from xpuc.runtime.batch import Batch, StepModel
 from xpuc.runtime.scheduler import Span
@@ -74,6 +76,24 @@ class Ours:
                 self._decode(case.batch, position)
         return time.perf_counter() - start
 
+    def step(self, case: Case) -> Batch:
+        """One step of the case in a batch of its own: the first chunk, or the token halfway.
+
+        The K/V before it is there.
+        """
+        batch = Batch(self.model)
+        n = min(self.model.max_chunk, case.n_tokens) if case.kind == "pp" else 1
+        start = case.depth + (case.n_tokens // 2 if case.kind == "tg" else 0)
+        spans = []
+        for row in range(case.batch):
+            if self._filled[row] < start:
+                self._prefill(row, self._filled[row], start)
+            sequence = self._sequences[row]
+            sequence.tokens[:] = self._ids[row][: start + n]
+            spans.append(Span(sequence, start, n))
+        batch.fill(spans)
+        return batch
+
     def _prefill(self, row: int, start: int, end: int) -> None:
         sequence = self._sequences[row]
         sequence.tokens[:] = self._ids[row][:end]
@@ -92,6 +112,12 @@ class Ours:
             spans.append(Span(sequence, position, 1))
         self._batch.fill(spans)
         self.model.run(self._batch, greedy=True)
+
+    def operations_per_token(self, case: Case) -> float:
+        """On int8, two for each weight a token is multiplied with: those of a step, shared out."""
+        batch = self.step(case)
+        found = launches(cast("Transparent", self.model), self.manifest, batch)
+        return sum(launch.operations for launch in found) / int(batch.tiles[:, 1].sum())
 
     def bytes_per_token(self, case: Case) -> float:
         """What a token of the case reads: its share of the weights, and K and V of the context."""

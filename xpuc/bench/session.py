@@ -12,7 +12,9 @@ from typing import Any
 from xpuc.bench.bandwidth import ReadBandwidth
 from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
+from xpuc.bench.peak import int8_peak
 from xpuc.bench.peer import Peer
+from xpuc.bench.profile import Profile, Profiler, Roofs
 
 # TVM's workers spin for 0.1 s after a launch, llama.cpp's a little: not in the other's time.
 _PAUSE_S = 0.3
@@ -24,6 +26,7 @@ class Row:
     """One test. Rates are medians over the rounds; a spread is (largest - smallest) / median.
 
     ratio is the median of the rounds' ratios, with flash attention as it is faster for the peer.
+    pct_int8_peak is of steps of more than one row; a multiply-add is two operations.
     """
 
     test: str
@@ -42,6 +45,10 @@ class Row:
     peer_flash_attention: bool | None = None
     ratio: float | None = None
     ratio_spread: float | None = None
+    int8_gop_s: float | None = None
+    int8_peak_gop_s: float | None = None
+    pct_int8_peak: float | None = None
+    profile: Profile | None = None
 
 
 @dataclass
@@ -60,18 +67,37 @@ class Session:
     ) -> None:
         self.cases, self.ours, self.peer, self.threads = list(cases), ours, peer, threads
         self.bandwidth = ReadBandwidth(threads)
+        self.peak = int8_peak(ours.model, ours.manifest)
         self.load_average = os.getloadavg()[0]
         self._reads: list[float] = []
+        self._peaks: list[float] = []
+        self._profiles: dict[Case, Profile] = {}
         self._times = {case: _Times() for case in self.cases}
 
-    def run(self, rounds: int, progress: Callable[[int, str], None]) -> list[Row]:
-        """Measure; `progress(round, test)` is called before each test of each round."""
+    def run(
+        self, rounds: int, progress: Callable[[int, str], None], *, by_kernel: bool = False
+    ) -> list[Row]:
+        """Measure; `progress(round, test)` is called before each test of each round.
+
+        by_kernel: then measure a step of each test kernel by kernel, in as many rounds.
+        """
         self.ours.warm_up()
         for number in range(rounds):
             for case in self.cases:
                 progress(number, case.name)
                 self._round(number, case)
+        if by_kernel:
+            for case in self.cases:
+                self._profiles[case] = self._profile(case, rounds, progress)
         return [self._row(case) for case in self.cases]
+
+    def _profile(self, case: Case, rounds: int, progress: Callable[[int, str], None]) -> Profile:
+        profiler = Profiler(self.ours.model, self.ours.manifest, self.ours.step(case))
+        for number in range(rounds):
+            progress(number, f"{case.name}, by kernel")
+            profiler.round()
+            self._measure_roofs()
+        return profiler.profile(self._roofs())
 
     def _round(self, number: int, case: Case) -> None:
         """The parties take turns in going first."""
@@ -83,7 +109,16 @@ class Session:
         for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
             turn()
             time.sleep(_PAUSE_S)
+        self._measure_roofs()
+
+    def _measure_roofs(self) -> None:
         self._reads.append(max(self.bandwidth.measure() for _ in range(_READS)))
+        if self.peak is not None:
+            self._peaks.append(max(self.peak.measure() for _ in range(_READS)))
+
+    def _roofs(self) -> Roofs:
+        peak = statistics.median(self._peaks) if self._peaks else None
+        return Roofs(statistics.median(self._reads), peak)
 
     def _peer_turn(self, case: Case, flash: bool) -> Callable[[], None]:
         def turn() -> None:
@@ -96,15 +131,26 @@ class Session:
         times = self._times[case]
         rates = [case.total_tokens / seconds for seconds in times.ours]
         rate = statistics.median(rates)
-        bandwidth = statistics.median(self._reads) / 1e9
+        bandwidth = self._roofs().bytes_s / 1e9
         per_token = self.ours.bytes_per_token(case)
         return Row(
             test=case.name, tok_s=rate, spread=spread(rates), bytes_per_token=per_token,
             gb_s=per_token * rate / 1e9, bandwidth_gb_s=bandwidth,
             pct_bandwidth=100 * per_token * rate / 1e9 / bandwidth,
             rounds=len(rates), threads=self.threads,
-            load_average=self.load_average, **dict(self._compared(case, rates)),
+            load_average=self.load_average, profile=self._profiles.get(case),
+            **dict(self._compared(case, rates)), **dict(self._computed(case, rate)),
         )  # fmt: skip
+
+    def _computed(self, case: Case, rate: float) -> Iterator[tuple[str, Any]]:
+        peak = self._roofs().operations_s
+        if peak is None:
+            return
+        yield "int8_peak_gop_s", peak / 1e9
+        if case.kind == "pp" or case.batch > 1:
+            speed = rate * self.ours.operations_per_token(case)
+            yield "int8_gop_s", speed / 1e9
+            yield "pct_int8_peak", 100 * speed / peak
 
     def _compared(self, case: Case, rates: list[float]) -> Iterator[tuple[str, Any]]:
         if self.peer is None:

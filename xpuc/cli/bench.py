@@ -14,7 +14,7 @@ from xpuc.cli import quantities, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
-    from xpuc.bench import Row
+    from xpuc.bench import Profile, Row
 
 
 class _Lengths(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -117,6 +117,9 @@ _TOKENS = _Lengths(0, 1 << 20)
     metavar="PATH",
     help="Python interpreter that has the peer's package. Default: this one.",
 )
+@click.option(
+    "--profile", is_flag=True, help="Also say what each kernel of a step takes, and its limit."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object a test.")
 def command(
     model: Path, vs: str | None, peer_model: Path | None, as_json: bool, **rest: Any
@@ -125,7 +128,12 @@ def command(
 
     Tests have llama-bench's names: pp512 reads a prompt, tg128 generates. N, DEPTH and BATCH may be
     several numbers with commas between. The bandwidth is that of reading memory in as many
-    threads, measured in the same run.
+    threads, the int8 peak that of multiplying bytes in registers, both measured in the same run;
+    a multiply-add is two operations.
+
+    --profile runs one step of each test over and over: the chunk, or the token halfway. MB are of
+    weights and K/V, which come from memory; the limit is the time to read them, or to multiply all
+    weights at the int8 peak, whichever is longer. "between kernels" is what is left of the step.
     """
     sources.require(model)
     if peer_model is None and vs and not sources.is_artifact(model):
@@ -146,7 +154,9 @@ def command(
     ours = Ours.load(artifact, threads, wanted)
     peer = _peer(peer_model, threads, wanted, rest["peer_python"]) if vs else None
     try:
-        rows = Session(wanted, ours, threads, peer).run(rest["rounds"], _progress)
+        rows = Session(wanted, ours, threads, peer).run(
+            rest["rounds"], _progress, by_kernel=rest["profile"]
+        )
     finally:
         if peer is not None:
             peer.close()
@@ -184,13 +194,17 @@ def _progress(number: int | None, test: str) -> None:
 
 def _table(rows: list[Row]) -> list[str]:
     compared = rows[0].peer is not None
+    computed = any(row.pct_int8_peak is not None for row in rows)
     head = ["test", "tok/s", "spread", "MB/token", "GB/s", "of bandwidth"]
+    head += ["of int8 peak"] if computed else []
     table = [head + (["llama.cpp", "flash", "ratio"] if compared else [])]
     for row in rows:
         cells = [
             row.test, f"{row.tok_s:,.1f}", f"{100 * row.spread:.0f} %",
             f"{row.bytes_per_token / 1e6:,.1f}", f"{row.gb_s:.1f}", f"{row.pct_bandwidth:.0f} %",
         ]  # fmt: skip
+        if computed:
+            cells.append(_percent(row.pct_int8_peak))
         if row.ratio is not None:
             cells += [
                 f"{row.peer_tok_s:,.1f}",
@@ -198,16 +212,43 @@ def _table(rows: list[Row]) -> list[str]:
                 f"{row.ratio:.2f}",
             ]
         table.append(cells)
-    first = rows[0]
     lines = quantities.columns(table, right=range(1, len(table[0])))
-    lines.append(
-        f"\nmedians of {quantities.count(first.rounds, 'round')},"
-        f" {quantities.count(first.threads, 'thread')};"
-        f" memory is read at {first.bandwidth_gb_s:.1f} GB/s"
-    )
-    if first.load_average > _BUSY:
-        busy = f"the machine was busy (load {first.load_average:.1f})"
+    for row in rows:
+        if row.profile is not None:
+            lines += ["", f"{row.test}: {row.profile.step}", *_kernels(row.profile)]
+    return lines + _circumstances(rows[0])
+
+
+def _kernels(profile: Profile) -> list[str]:
+    """A line a kernel, the longest first, and the step."""
+    table = [["kernel", "launches", "us", "of step", "MB", "of limit", ""]]
+    for row in profile.rows:
+        table.append([
+            row.kernel, f"{row.launches or '-'}", f"{row.us:,.1f}", f"{row.pct_step:.1f} %",
+            f"{row.n_bytes / 1e6:,.2f}", _percent(row.pct_limit), row.limited_by or "",
+        ])  # fmt: skip
+    total = [sum(row.launches for row in profile.rows), f"{profile.step_us:,.1f}", "100.0 %"]
+    n_bytes = sum(row.n_bytes for row in profile.rows)
+    table.append(["step", *map(str, total), f"{n_bytes / 1e6:,.2f}", "", ""])
+    return quantities.columns(table, right=range(1, 6), indent=2)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def _circumstances(row: Row) -> list[str]:
+    """How it was measured."""
+    peak = row.int8_peak_gop_s
+    lines = [
+        f"\nmedians of {quantities.count(row.rounds, 'round')},"
+        f" {quantities.count(row.threads, 'thread')};"
+        f" memory is read at {row.bandwidth_gb_s:.1f} GB/s"
+        + (f", int8 peak {peak:.0f} Gop/s" if peak is not None else "")
+    ]
+    if row.load_average > _BUSY:
+        busy = f"the machine was busy (load {row.load_average:.1f})"
         lines.append(f"{busy}: rates are too low, and ratios say little")
-    if compared:
-        lines.append(f"peer: {first.peer}; the better of flash attention on and off")
+    if row.peer is not None:
+        lines.append(f"peer: {row.peer}; the better of flash attention on and off")
     return lines
