@@ -30,7 +30,7 @@ from xpuc.artifact import (
     Plane,
     file_facts,
 )
-from xpuc.codegen import build, lower, target, tvm_runtime
+from xpuc.codegen import build, lower, roof, target, tvm_runtime
 from xpuc.codegen.weights import Tensor, padded, write_weights
 from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 from xpuc.frontend.model import Model, open_model
@@ -201,6 +201,7 @@ class _Work:
         tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
         made = self.made(model)
         lowered, pool = made.lowered, made.pool
+        peak = roof.add_int8_peak(lowered)
         built = self.phase(
             "build", lambda: build.build(lowered.finish(), made.machine.tvm, staging / LIBRARY)
         )
@@ -216,6 +217,7 @@ class _Work:
                 "fusions": made.fusions,
                 "operations": [o.as_manifest() for o in lowered.operations.values()],
                 "records_ignored": dict(lowered.plan.db.ignored),
+                **peak,
             },
             memory={
                 "weights": (staging / WEIGHTS).stat().st_size,

@@ -100,6 +100,29 @@ def test_verbose_prints_the_memory_statement_and_the_chain(artifact):
     assert "sampler chain: logits -> ?logit-bias" in done.err
 
 
+def test_explain_says_how_every_operation_runs_and_what_it_takes(artifact):
+    facts = invoke("explain", artifact, "--json").json
+    assert facts["not_measured"] is None
+    names = [o["name"] for o in facts["operations"]]
+    assert any(name.startswith("head_argmax") for name in names)
+    for operation in facts["operations"]:
+        assert operation["schedule"]
+        assert operation["reason"]
+        assert operation["measured_us"] > 0, operation["name"]
+    assert sum(o["uses"] * o["measured_us"] for o in facts["operations"]) < 3 * facts["step_us"]
+    assert facts["fusions"]["fuse_qkv"]["applied"] > 0
+    shown = invoke("explain", artifact, "--kernel", "gate_up*", "--entry", "prefill", "-d", 20)
+    assert "% of the roofline" in shown.out
+    assert "linear " not in shown.out.replace("linear_", "")
+    assert "because   no record" in shown.out
+
+
+def test_explain_refuses_what_is_not_there(artifact, checkpoint):
+    assert invoke("explain", artifact, "--entry", "x").err.startswith("error: --entry x: there is")
+    assert "so\nhint: it has attention," in invoke("explain", artifact, "--kernel", "x").err
+    assert "is not an artifact" in invoke("explain", checkpoint).err
+
+
 def test_a_context_beyond_the_compiled_one(artifact):
     done = invoke("run", artifact, "-p", "Hello", "--ctx", 512)
     assert done.code == 2

@@ -17,7 +17,18 @@ import xpuc
 from xpuc.cli import failures
 from xpuc.errors import RequestError, nearest
 
-COMMANDS = ("compile", "run", "tokenize", "score", "inspect", "bench", "doctor", "opt")
+COMMANDS = (
+    "compile",
+    "run",
+    "tokenize",
+    "score",
+    "inspect",
+    "explain",
+    "bench",
+    "tune",
+    "doctor",
+    "opt",
+)
 
 
 class _Program(click.Group):

@@ -8,5 +8,5 @@ timing.py     candidates in turns with the incumbent, and what counts as faster
 search.py     which knobs to try next
 trials.py     the log of what was measured, from which a session resumes
 session.py    the whole: budget, search, records
-report.py     what a session found, as a page
+report.py     what a session found, as a page; plots.py: its plots
 """

@@ -33,7 +33,9 @@ from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
 
-_LOSSES = 2  # of a board at one task, after which the task is left alone
+# Of a board: at one candidate, which has then crashed it; at one task with nothing measured between,
+# beyond which the task is left alone.
+_LOSSES = 2
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,16 @@ class Session:
     results: dict[str, TaskResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._start = time.monotonic()
+        self._start = self._resumed = time.monotonic()
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # the queue, or who is at work
         self._stopped = threading.Event()
         self._failure: XpucError | None = None
         self._losses: Counter[str] = Counter()
         self._queue: list[Task] = []
         self._roofs: list[Roofs] = []
-        self._trials = self._done = self._total = self._discarded = 0
+        self._trials = self._done = self._total = self._discarded = self._busy = 0
+        self._lacked_boards = False
         self._doing = ""
         self.results = {t.name: TaskResult(t) for t in self.subject.tasks}
         if self.resumes:
@@ -109,20 +113,22 @@ class Session:
 
     @property
     def seconds(self) -> float:
+        """Since the start, of all its parts if it was resumed."""
         return time.monotonic() - self._start
 
     @property
     def _is_spent(self) -> bool:
-        budget = self.budget
+        budget, own = self.budget, time.monotonic() - self._resumed
         return (
             self._stopped.is_set()
-            or (budget.seconds is not None and self.seconds >= budget.seconds)
+            or (budget.seconds is not None and own >= budget.seconds)
             or (budget.trials is not None and self._trials >= budget.trials)
         )
 
     def _take_up(self) -> None:
         """The trials of the session before, but for those of kernels that have changed since."""
         for trial in self.log.read():
+            self._start = time.monotonic() - trial.seconds  # its clock goes on
             result = self.results.get(trial.task)
             if result is None or result.task.schedule.name != trial.schedule:
                 continue
@@ -153,11 +159,12 @@ class Session:
                     thread.join(0.2)
                 except KeyboardInterrupt:
                     self.stop()
+        self._lacked_boards |= bool(self._queue) and not self._is_spent
         if self._failure is not None:
             raise self._failure
 
     def _work(self, library: Path, step: Callable[[_Place, Task], None], i: int) -> None:
-        """A board's thread: tasks from the queue until there are none, or no board."""
+        """A board's thread: tasks from the queue until all are done, or there is no board."""
         place: _Place | None = None
         while (task := self._next()) is not None:
             try:
@@ -167,9 +174,8 @@ class Session:
                     place = _Place(board, kernels, f"{self.boards.name} #{i + 1}")
                 self._tell(task)
                 step(place, task)
-                self._done += 1
             except BoardLost as reason:
-                self._give_back(task, str(reason))
+                self._give_back(task, str(reason), was_at_it=place is not None)
                 if place is None:
                     return  # no board to be had: others may go on
                 place = None
@@ -177,15 +183,27 @@ class Session:
                 self.results[task.name].reason = error.message
                 self._failure = error
                 self.stop()
+            else:
+                self._done += 1
+            finally:
+                with self._changed:
+                    self._busy -= 1
+                    self._changed.notify_all()
 
     def _next(self) -> Task | None:
-        with self._lock:
-            return self._queue.pop(0) if self._queue and not self._is_spent else None
+        """The next task. While others are at theirs, one may come back: their board may go away."""
+        with self._changed:
+            while not self._queue and self._busy and not self._is_spent:
+                self._changed.wait(0.2)  # seconds run out without a word
+            if not self._queue or self._is_spent:
+                return None
+            self._busy += 1
+            return self._queue.pop(0)
 
-    def _give_back(self, task: Task, reason: str) -> None:
-        """A board went away under a task: it is for another, unless it happens again."""
+    def _give_back(self, task: Task, reason: str, *, was_at_it: bool) -> None:
+        """A board went away under a task: it is for another, unless it happens again and again."""
         with self._lock:
-            self._losses[task.name] += 1
+            self._losses[task.name] += was_at_it
             if self._losses[task.name] <= _LOSSES:
                 self._queue.insert(0, task)
             else:
@@ -231,8 +249,8 @@ class Session:
         bench = self._bench(place, task)
         search = Search(task.schedule.space(task.site), incumbent)
         for trial in result.trials:
-            search.tell(trial.knobs, trial.gain if trial.outcome == MEASURED else 0.0)
-        seen = {trial.kernel: trial.gain for trial in result.trials}
+            search.tell(trial.knobs, trial.counts)
+        seen = {trial.kernel: trial.counts for trial in result.trials}
         for batch in search.batches():
             for candidate in self.builder.build(task, batch):
                 if self._is_spent:
@@ -252,7 +270,7 @@ class Session:
             self._log(place, result, candidate, REFUSED, detail=candidate.refused)
             return 0.0
         crash = f"{result.task.name} {candidate.kernel}"
-        if self._losses[crash]:
+        if self._losses[crash] >= _LOSSES:
             self._log(place, result, candidate, CRASHED)
             return 0.0
         try:
@@ -262,9 +280,10 @@ class Session:
             raise
         self._discarded += compared.discarded
         outcome = MEASURED if compared.is_right else WRONG
-        trial = self._log(place, result, candidate, outcome, compared.measured, bench.error)
-        # What is not faster beyond the noise is no better than the incumbent.
-        return trial.gain if compared.is_faster else min(trial.gain, 1.0)
+        return self._log(
+            place, result, candidate, outcome, compared.measured, bench.error,
+            is_faster=compared.is_faster,
+        ).counts  # fmt: skip
 
     def _conclude(
         self, place: _Place, bench: Workbench, result: TaskResult, search: Search
@@ -277,16 +296,16 @@ class Session:
             result.reason = NOTHING
             return
         plain = self._built(task, dict(dataclasses.asdict(task.schedule.knobs())))
-        confirmed = bench.confirm(best, plain)
+        confirmed, beside_defaults = bench.confirm(best, plain)
         if not (confirmed.is_faster and confirmed.is_right):
             self._log(place, result, best, NOTHING, confirmed.measured, detail="not confirmed")
             result.reason = f"{NOTHING}: the best was not confirmed"
             return
+        features, error = task.target.features & set(CPU_FEATURES), float(f"{bench.error:.1e}")
         record = Record(
             key=task.key, schedule=task.schedule.name, knobs=dict(knobs), kernel=best.kernel,
-            tvm=tvm_version(), features=tuple(sorted(task.target.features & set(CPU_FEATURES))),
-            threads=self.threads, measured=confirmed.measured, error=float(f"{bench.error:.1e}"),
-            date=date.today().isoformat(),
+            tvm=tvm_version(), features=tuple(sorted(features)), threads=self.threads,
+            measured=beside_defaults.measured, error=error, date=date.today().isoformat(),
         )  # fmt: skip
         with self._lock:
             tune_db.save(self.folder, self.subject.target.facts.kind, [record])
@@ -297,14 +316,16 @@ class Session:
     def _log(
         self, place: _Place, result: TaskResult, candidate: Candidate, outcome: str,
         measured: tuple[Measurement, ...] = (), error: float = 0.0, detail: str = "",
+        is_faster: bool = False,
     ) -> Trial:  # fmt: skip
         trial = Trial(
             result.task.name, result.task.schedule.name, dict(candidate.knobs), candidate.kernel,
-            outcome, measured, error, place.name, round(self.seconds, 2), detail,
+            outcome, measured, error, place.name, round(self.seconds, 2), detail, is_faster,
         )  # fmt: skip
         with self._lock:
             self.log.append(trial)
             result.trials.append(trial)
+            self._losses[trial.task] = 0
             self._trials += not trial.concludes
         return trial
 
@@ -339,7 +360,7 @@ class Session:
         notes: dict[str, Any] = {}
         if self._stopped.is_set():
             notes["stopped"] = "stopped before the end: --resume goes on"
-        elif self._queue and not self._is_spent:
+        elif self._lacked_boards:
             notes["boards"] = "no board was left: --resume goes on when there is one"
         elif self._is_spent:
             notes["budget"] = "the budget was spent: --resume goes on"

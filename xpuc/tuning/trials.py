@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ class Trial:
     `measured` has a row for each number of rows: its median beside that of the incumbent
     (`default_us`). `outcome`: measured, wrong (another result), crashed, or refused (does not
     build); the last trial of a task says that its knobs were kept, or that nothing was faster.
-    `detail` says more; `seconds` are those of the session when it ended.
+    `detail` says more; `seconds` are those of the session when it ended; `is_faster`: than the
+    incumbent, beyond the noise, with every number of rows.
     """
 
     task: str
@@ -35,6 +37,7 @@ class Trial:
     board: str = ""
     seconds: float = 0.0
     detail: str = ""
+    is_faster: bool = False
 
     @property
     def concludes(self) -> bool:
@@ -45,6 +48,11 @@ class Trial:
     def gain(self) -> float:
         """How many times as fast as the incumbent, where it gains least."""
         return min((m.default_us / m.us for m in self.measured), default=0.0)
+
+    @property
+    def counts(self) -> float:
+        """Its gain for a search: what is not faster beyond the noise is no better."""
+        return self.gain if self.is_faster else min(self.gain, 1.0)
 
 
 class TrialLog:
@@ -61,8 +69,11 @@ class TrialLog:
     def append(self, trial: Trial) -> None:
         """Add a trial; it is on the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+        line = json.dumps(dataclasses.asdict(trial)) + "\n"
+        with self.path.open("a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            cut = file.read() not in (b"", b"\n")
+            file.write(b"\n" * cut + line.encode())
 
     def read(self) -> Iterator[Trial]:
         """The trials in order."""

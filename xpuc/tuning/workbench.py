@@ -76,19 +76,20 @@ class Workbench:
             measured.append(self._measurement(i, times, incumbent, self.roofs))
         return Compared(tuple(measured), faster, is_right=True, discarded=discarded)
 
-    def confirm(self, candidate: Candidate, default: Candidate) -> Compared:
-        """Time the best candidate longer, beside the incumbent and the defaults.
-
-        Its measurements say how it compares with the defaults.
-        """
+    def confirm(self, candidate: Candidate, default: Candidate) -> tuple[Compared, Compared]:
+        """The best candidate timed longer: beside the incumbent, and beside the defaults."""
         kernels, defaults = self._kernels(candidate), self._kernels(default)
-        measured, faster = [], True
+        sides: tuple[list[Measurement], list[Measurement]] = ([], [])
+        right, faster = self._agree(kernels), [True, True]
         for i, kernel in enumerate(kernels):
-            sides = [self._incumbent[i], kernel, defaults[i]]
-            (incumbent, times, plain), roofs = self._timed(sides, _LAST_TURNS)
-            faster = faster and is_faster(times, incumbent)
-            measured.append(self._measurement(i, times, plain, roofs))
-        return Compared(tuple(measured), faster, is_right=self._agree(kernels))
+            timed, roofs = self._timed([kernel, self._incumbent[i], defaults[i]], _LAST_TURNS)
+            for side, other in enumerate(timed[1:]):
+                faster[side] = faster[side] and is_faster(timed[0], other)
+                sides[side].append(self._measurement(i, timed[0], other, roofs))
+        incumbent, plain = (
+            Compared(tuple(m), f, is_right=right) for m, f in zip(sides, faster, strict=True)
+        )
+        return incumbent, plain
 
     def _timed(self, kernels: Sequence[Kernel], turns: int) -> tuple[list[Times], Roofs]:
         """Kernels in turns with those of the roofs."""

@@ -1,0 +1,158 @@
+"""`xpuc explain`: how each operation of an artifact runs, why, and what it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xpuc.cli import quantities, sources
+from xpuc.errors import ArtifactError, RequestError, XpucError
+
+if TYPE_CHECKING:
+    from xpuc.artifact import Manifest
+    from xpuc.bench.explain import Explained
+
+_ENTRY = "decode_greedy"
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--kernel", metavar="GLOB", help="Only operations so named, such as 'linear *' or '*Q4_K*'."
+)
+@click.option(
+    "--entry",
+    default=_ENTRY,
+    show_default=True,
+    metavar="NAME",
+    help="The entry point: decode, cols_8, prefill, each also _greedy.",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    "depth",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="DEPTH",
+    help="Tokens of context before the step that is measured.",
+)
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    help="Run the step here and time its kernels (default), or say what was decided only.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Threads. Default: one a core.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(artifact: Path, as_json: bool, **options: Any) -> None:
+    """Say for each operation how it runs, why, and what it takes.
+
+    The schedule and its knobs, whether a tuned record was used and if not why, the fusions made
+    and refused, and for the step of an entry point: bytes, the time that the machine's limits
+    allow (predicted; that of the record where there is one) and the time it takes (measured).
+    """
+    sources.require(artifact, "ARTIFACT")
+    if not sources.is_artifact(artifact):
+        raise RequestError(f"{artifact}: is not an artifact", "xpuc compile makes one of it")
+    from xpuc.artifact import read_manifest
+
+    manifest = read_manifest(artifact)
+    chosen = _chosen(manifest, options["entry"], options["kernel"])
+    measured, why_not = _measured(artifact, manifest, options)
+    from xpuc.bench.explain import explain
+
+    found = [explain(operation, options["entry"], measured) for operation in chosen]
+    fusions = manifest.decisions["fusions"]
+    ignored = manifest.decisions["records_ignored"]
+    if as_json:
+        facts = {
+            "entry": options["entry"],
+            "operations": [each.as_json() for each in found],
+            "fusions": fusions,
+            "records_ignored": ignored,
+            "roofs": measured.roofs() if measured else None,
+            "step_us": round(measured.step_us, 1) if measured else None,
+            "not_measured": why_not,
+        }
+        click.echo(json.dumps(facts, indent=1))
+        return
+    click.echo("\n".join(_lines(found, fusions, ignored, measured, why_not)))
+
+
+def _chosen(manifest: Manifest, entry: str, kernel: str | None) -> list[dict[str, Any]]:
+    """The operations of an entry point whose names match."""
+    from fnmatch import fnmatch
+
+    names = [each.name for each in manifest.entry_points]
+    if entry not in names:
+        raise RequestError(f"--entry {entry}: there is none", f"choose one of {', '.join(names)}")
+    operations = manifest.decisions.get("operations")
+    if operations is None:
+        raise ArtifactError(
+            "the artifact does not say what it is made of", "compile the model again"
+        )
+    own = [o for o in operations if entry in o["uses"]]
+    chosen = [o for o in own if kernel is None or fnmatch(o["name"], kernel)]
+    if not chosen:
+        known = ", ".join(sorted({o["op"] for o in own}))
+        raise RequestError(
+            f"--kernel {kernel}: no operation of {entry} is called so", f"it has {known}"
+        )
+    return chosen
+
+
+def _measured(
+    artifact: Path, manifest: Manifest, options: Mapping[str, Any]
+) -> tuple[Any | None, str | None]:
+    """The profile of the entry point's step, or why there is none."""
+    if not options["measure"]:
+        return None, None
+    from xpuc.bench.explain import measure
+    from xpuc.runtime.model import default_threads
+
+    threads = options["threads"] or default_threads()
+    try:
+        return measure(artifact, manifest, options["entry"], options["depth"], threads), None
+    except XpucError as error:
+        return None, error.message
+
+
+def _lines(
+    found: list[Explained],
+    fusions: Mapping[str, Any],
+    ignored: Mapping[str, int],
+    measured: Any | None,
+    why_not: str | None,
+) -> Iterator[str]:
+    for each in found:
+        yield each.name
+        yield from quantities.columns(each.lines(), indent=2)
+        yield ""
+    yield "fusions"
+    yield from quantities.columns([(n, *_fusion(f)) for n, f in fusions.items()], indent=2)
+    if ignored:
+        yield "\nrecords left out"
+        rows = [(f"{n:,}", why) for why, n in ignored.items()]
+        yield from quantities.columns(rows, right=[0], indent=2)
+    yield ""
+    if measured:
+        yield from measured.lines()
+    elif why_not:
+        yield f"not measured: {why_not}"
+
+
+def _fusion(report: Mapping[str, Any]) -> tuple[str, str]:
+    if report.get("switched_off"):
+        return "off", ""
+    refused = "; ".join(f"{n} refused: {why}" for why, n in report.get("refused", {}).items())
+    return f"{report.get('applied', 0):,}", refused

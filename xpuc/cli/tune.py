@@ -1,0 +1,291 @@
+"""`xpuc tune`: measure which knobs run a model's kernels fastest here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xpuc.cli import quantities, sources
+from xpuc.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from xpuc.tuning.results import Findings, TaskResult
+    from xpuc.tuning.session import Status
+    from xpuc.tuning.tasks import Subject
+
+_DEFAULT_MINUTES = 10.0
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL|ARTIFACT")
+@click.option(
+    "--target",
+    type=click.Choice(["llvm", "cuda"]),
+    default="llvm",
+    show_default=True,
+    help="What to tune for: llvm is the CPU; cuda is not built yet.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    metavar="M",
+    help=f"Stop after so many. Default: {_DEFAULT_MINUTES:.0f}, if --trials is not given.",
+)
+@click.option(
+    "--trials", type=click.IntRange(min=1), metavar="N", help="Stop after so many candidates."
+)
+@click.option(
+    "--kernel",
+    metavar="GLOB",
+    help="Tune the operations so named only, such as 'linear Q4_1:* rows=1'.",
+)
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for the records. Default: ~/.config/xpuc/tune_db.",
+)
+@click.option(
+    "--tracker", metavar="HOST:PORT", help="Measure on the boards of this TVM RPC tracker."
+)
+@click.option("--key", default="cpu", show_default=True, metavar="K", help="The boards' key there.")
+@click.option(
+    "--cpu", metavar="NAME", help="Of a MODEL: LLVM's name of the boards' CPU. Default: this one."
+)
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Threads that a kernel runs in. Default: one a core; a board has TVM_NUM_THREADS.",
+)
+@click.option("--resume", is_flag=True, help="Go on where the session before was stopped.")
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    help="Of a MODEL: compile it before and after, and measure both (default), or predict.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the HTML report goes. Default: tune-report.html in the folder of the records.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: Path, as_json: bool, **options: Any) -> None:
+    """Measure how a model's kernels run fastest on a machine.
+
+    The machine is this one, or the boards of a tracker. What takes most of a step is tuned first.
+    Candidates are checked, then timed beside what is in use; a record is kept if it is faster
+    beyond the noise. Records take effect when the model is compiled next. Ctrl-C ends a session
+    with all that is done; --resume goes on.
+    """
+    if options["target"] != "llvm":
+        raise UnsupportedError(
+            f"--target {options['target']}: this version of xpuc tunes for the CPU only",
+            "leave --target out, or say --target llvm",
+        )
+    if options["tracker"] and options["verify"]:
+        options["verify"] = False  # the boards run the model, not this machine
+    sources.require(model)
+    _need_extra()
+    from xpuc import tune_db
+
+    folder = options["db"] or tune_db.user_folder()
+    with tempfile.TemporaryDirectory(prefix="xpuc-tune-") as scratch, _progress() as watch:
+        findings, subject = _tuned(model, folder, Path(scratch), watch, options)
+        watch.say("measuring the model")
+        findings.speeds = _speeds(subject, findings, folder, Path(scratch), options)
+    findings.notes = dict(findings.notes) | {"next": _next(model, options["db"])}
+    from xpuc.tuning import report
+
+    page = options["report"] or folder / "tune-report.html"
+    report.write(findings, page)
+    if as_json:
+        click.echo(json.dumps(_facts(findings, page), indent=1))
+    else:
+        click.echo("\n".join(_table(findings, page)))
+
+
+def _need_extra() -> None:
+    """Refuse before any work what would fail after it."""
+    from importlib.util import find_spec
+
+    wanted = ("tvm", "cloudpickle", "psutil", "tornado", "matplotlib")
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            f"xpuc tune: needs {', '.join(missing)}", "pip install 'xpuc[compile,tune]'"
+        )
+
+
+def _tuned(
+    model: Path, folder: Path, scratch: Path, watch: _Watch, options: dict[str, Any]
+) -> tuple[Findings, Subject]:
+    import os
+
+    from xpuc import tune_db
+    from xpuc.codegen.compile import Options
+    from xpuc.runtime.model import default_threads
+    from xpuc.tuning.boards import ThisMachine, Tracker
+    from xpuc.tuning.programs import Builder
+    from xpuc.tuning.session import Budget, Session
+    from xpuc.tuning.tasks import subject
+    from xpuc.tuning.trials import TrialLog
+
+    watch.say("reading the model")
+    threads = options["threads"] or default_threads()
+    boards = (
+        Tracker(options["tracker"], options["key"]) if options["tracker"] else ThisMachine(threads)
+    )
+    found = subject(model, options["kernel"], Options(cpu=options["cpu"], db=folder))
+    kind, cpu = found.target.facts.kind, found.target.facts.cpu
+    minutes = options["minutes"] or (None if options["trials"] else _DEFAULT_MINUTES)
+    builder = Builder(scratch, max(1, os.cpu_count() or 1))
+    session = Session(
+        found, boards, builder, tune_db.load(kind, cpu, folder), folder,
+        TrialLog(folder / "trials" / f"{kind}.jsonl"),
+        Budget(60 * minutes if minutes else None, options["trials"]),
+        threads, watch, options["resume"],
+    )  # fmt: skip
+    try:
+        return session.run(), found
+    finally:
+        builder.close()
+        boards.close()
+
+
+def _speeds(
+    subject: Subject, findings: Findings, folder: Path, scratch: Path, options: dict[str, Any]
+) -> list[Any]:
+    from xpuc.tuning import speed
+
+    if options["tracker"] or "stopped" in findings.notes:
+        return []
+    if subject.is_artifact:
+        return speed.predicted(speed.bench(subject.path, findings.threads, 3), findings.results)
+    if not options["verify"] or not any(result.record for result in findings.results):
+        return []
+    from xpuc.codegen.compile import Options, compile_model
+
+    before, after = scratch / "before.xpuc", scratch / "after.xpuc"
+    compile_model(subject.path, out=before, options=Options(untuned=True))
+    compile_model(subject.path, out=after, options=Options(db=folder))
+    return speed.measured(before, after, findings.threads)
+
+
+def _next(model: Path, db: Path | None) -> str:
+    checkpoint = "MODEL" if sources.is_artifact(model) else shlex.quote(str(model))
+    out = f" -o {shlex.quote(str(model))}" if sources.is_artifact(model) else ""
+    return f"xpuc compile {checkpoint}{out}" + (f" --db {shlex.quote(str(db))}" if db else "")
+
+
+class _Watch:
+    """What a session tells, on a terminal's stderr."""
+
+    def __init__(self, show: Callable[[str, int, int], None]) -> None:
+        self._show = show
+
+    def say(self, what: str) -> None:
+        self._show(what, 0, 0)
+
+    def __call__(self, status: Status) -> None:
+        best = f", best {status.best:.2f}x" if status.doing == "tuning" else ""
+        saved = f", {100 * status.saved:.1f} % of kernel time saved" if status.saved else ""
+        trials = quantities.count(status.trials, "trial")
+        self._show(f"{status.task}: {trials}{best}{saved}", status.done, status.total)
+
+
+@contextmanager
+def _progress() -> Iterator[_Watch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console, disable=not console.is_terminal,
+    )  # fmt: skip
+    task = bar.add_task("", total=None)
+    with bar:
+        yield _Watch(
+            lambda text, done, total: bar.update(
+                task, description=text, completed=done, total=total or None
+            )
+        )
+
+
+def _facts(findings: Findings, page: Path) -> dict[str, Any]:
+    return {
+        "subject": findings.subject,
+        "target": findings.target,
+        "boards": findings.boards,
+        "threads": findings.threads,
+        "seconds": round(findings.seconds, 1),
+        "roofs": dataclasses.asdict(findings.roofs),
+        "tasks": [_task_facts(result) for result in findings.results],
+        "speeds": [dataclasses.asdict(each) for each in findings.speeds],
+        "retried": findings.retried,
+        "records": findings.records_path,
+        "report": str(page),
+        "notes": dict(findings.notes),
+    }
+
+
+def _task_facts(result: TaskResult) -> dict[str, Any]:
+    return {
+        "name": result.task.name,
+        "share": round(result.share, 4),
+        "baseline": [dataclasses.asdict(m) for m in result.baseline],
+        "trials": sum(not trial.concludes for trial in result.trials),
+        "record": dataclasses.asdict(result.record) if result.record else None,
+        "reason": result.reason,
+    }
+
+
+def _table(findings: Findings, page: Path) -> list[str]:
+    rows = [["operation", "share", "us", "tuned us", "gain", "of roof", "trials", "outcome"]]
+    for result in findings.results:
+        best = result.record.measured[-1] if result.record else None
+        base = result.baseline[-1] if result.baseline else None
+        shown = best or base
+        rows.append(
+            [
+                result.task.name, f"{100 * result.share:.0f} %", f"{base.us:,.1f}" if base else "",
+                f"{best.us:,.1f}" if best else "",
+                f"{result.record.gain:.2f}x" if result.record else "",
+                f"{100 * shown.of_roof:.0f} % of {shown.roof}" if shown else "",
+                str(sum(not trial.concludes for trial in result.trials)), result.reason,
+            ]
+        )  # fmt: skip
+    lines = quantities.columns(rows, right=range(1, 5))
+    kept = sum(result.record is not None for result in findings.results)
+    of = quantities.count(len(findings.results), "operation")
+    peak = findings.roofs.peak_gop_s
+    lines.append(
+        f"\n{quantities.count(kept, 'record')} for {of}"
+        f" in {findings.seconds:.0f} s, {quantities.count(findings.threads, 'thread')};"
+        f" memory is read at {findings.roofs.read_gb_s:.1f} GB/s"
+        + (f", int8 peak {peak:,.0f} Gop/s" if peak else "")
+    )
+    if findings.retried:
+        lines.append(f"{quantities.count(findings.retried, 'measurement')} discarded for drift")
+    for each in findings.speeds:
+        how = "measured" if each.measured else "predicted"
+        lines.append(f"{each.test}: {each.before:,.1f} -> {each.after:,.1f} tok/s ({how})")
+    lines += [findings.notes[n] for n in ("stopped", "boards", "budget") if n in findings.notes]
+    lines += [
+        f"records  {findings.records_path}",
+        f"report   {page}",
+        f"next     {findings.notes['next']}",
+    ]
+    return lines
