@@ -33,8 +33,8 @@ from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
 
-# Of a board: at one candidate, which has then crashed it; at one task with nothing measured between,
-# beyond which the task is left alone.
+# Of a board: at one candidate, which has then crashed it; at one task with nothing measured in
+# between, beyond which the task is left alone.
 _LOSSES = 2
 
 
@@ -184,7 +184,8 @@ class Session:
                 self._failure = error
                 self.stop()
             else:
-                self._done += 1
+                with self._lock:
+                    self._done += 1
             finally:
                 with self._changed:
                     self._busy -= 1

@@ -69,8 +69,9 @@ class Workbench:
                 incumbent, times = in_turns([self._incumbent[i], kernel], _TURNS)
                 if not has_drifted(incumbent, self._before[i]):
                     break
-                discarded += 1
-                if not left:  # it is another machine by now
+                if left:
+                    discarded += 1
+                else:  # it is another machine by now
                     self._before[i] = incumbent.median
             faster = faster and is_faster(times, incumbent)
             measured.append(self._measurement(i, times, incumbent, self.roofs))

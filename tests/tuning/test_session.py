@@ -1,0 +1,441 @@
+"""A session on a machine whose kernels take the time they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fake_machine
+import pytest
+from fake_machine import FakeBoards, FakeBuilder, Knobs, Machine, task
+
+from xpuc import tune_db
+from xpuc.errors import XpucError
+from xpuc.schedules import kernel_digest, tvm_version
+from xpuc.tune_db import Measurement, Record, TuneDb
+from xpuc.tuning.results import Findings
+from xpuc.tuning.session import Budget, Session, Status
+from xpuc.tuning.tasks import Task
+from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, TrialLog
+
+BEST = {"near": 2, "wide": 1}
+
+
+def faster(size: int, knobs: Knobs, rows: int) -> float:
+    """Bigger knobs gain a tenth and a fifth."""
+    return 1e-5 * size * rows / (1 + 0.1 * knobs["near"]) / (1 + 0.2 * knobs["wide"])
+
+
+def level(size: int, knobs: Knobs, rows: int) -> float:
+    return 1e-5 * size * rows
+
+
+class Tuner:
+    """Sessions that share a log and a folder of records."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.log = TrialLog(folder / "trials" / "llvm.jsonl")
+
+    def session(self, machine: Machine, *tasks: Task, **options: Any) -> Session:
+        fake_machine.use(self.monkeypatch, machine)
+        given = {"budget": Budget(), "boards": FakeBoards(machine), "resumes": False} | options
+        return Session(
+            subject=fake_machine.subject(*tasks), builder=FakeBuilder(machine, self.folder),
+            db=tune_db.load("llvm", "x86-64-v3", self.folder), folder=self.folder, log=self.log,
+            threads=2, **given,
+        )  # fmt: skip
+
+    def run(self, machine: Machine, *tasks: Task, **options: Any) -> Findings:
+        return self.session(machine, *tasks, **options).run()
+
+    def records(self) -> dict[str, dict[str, int]]:
+        """Knobs by shape, as they are on the disk."""
+        db = tune_db.load("llvm", "x86-64-v3", self.folder)
+        return {record.key.shape: record.knobs for record in db.records.values()}
+
+    def outcomes(self) -> list[str]:
+        return [trial.outcome for trial in self.log.read()]
+
+    def trials(self) -> list[tuple[str, str]]:
+        """Task and knobs of every trial, in order."""
+        return [
+            (t.task, json.dumps(t.knobs, sort_keys=True))
+            for t in self.log.read()
+            if not t.concludes
+        ]
+
+
+@pytest.fixture
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+    return Tuner(tmp_path, monkeypatch)
+
+
+def record_of(where: Task, knobs: dict[str, int]) -> Record:
+    kernel = kernel_digest(where.schedule, where.site, where.schedule.knobs(**knobs))
+    measured = (Measurement(1, 90.0, 0.0, 100.0, "bandwidth", 0.5),)
+    return Record(
+        where.key, "fake", knobs, kernel, tvm_version(), ("avx2",), 2, measured, 0.0, "2026-11-30"
+    )
+
+
+def untimed(record: Record) -> Record:
+    """A record without what the clock says."""
+    return dataclasses.replace(record, date="")
+
+
+def test_the_best_knobs_become_a_record(tuner: Tuner) -> None:
+    where = task(16, rows=(16, 128))
+    findings = tuner.run(Machine(faster, error=3e-7), where)
+    (result,) = findings.results
+    record = result.record
+    assert record is not None
+    assert result.reason == KEPT
+    assert tuner.records() == {"Q8_0:16x64": BEST}
+    assert record.kernel == record_of(where, BEST).kernel
+    assert (record.error, record.threads, record.tvm) == (3e-7, 2, tvm_version())
+    assert record.features == ("avx2", "fma")
+    assert [m.rows for m in record.measured] == [16, 128]
+    for m in record.measured:
+        assert m.default_us / m.us == pytest.approx(1.2 * 1.2, rel=0.01)
+        assert m.roof == "bandwidth"
+    assert [m.rows for m in result.baseline] == [c.rows for c in result.costs] == [16, 128]
+    tried = [(t.knobs["near"], t.knobs["wide"]) for t in tuner.log.read() if not t.concludes]
+    assert tried == [(1, 0), (2, 0), (2, 1), (0, 1), (1, 1)]
+    assert tuner.outcomes() == [MEASURED] * 5 + [KEPT]
+    assert findings.notes == {}
+
+
+def test_what_takes_most_of_a_step_is_tuned_first(tuner: Tuner) -> None:
+    tasks = [task(16, uses=2), task(24, uses=30), task(40, uses=4)]
+    findings = tuner.run(Machine(level), *tasks)
+    sizes = [result.task.site.weights[0].rows for result in findings.results]
+    assert sizes == [24, 40, 16]
+    total = 16 * 2 + 24 * 30 + 40 * 4
+    assert [result.share for result in findings.results] == pytest.approx(
+        [720 / total, 160 / total, 32 / total], rel=0.01
+    )
+    order = list(dict.fromkeys(name for name, _ in tuner.trials()))
+    assert order == [result.task.name for result in findings.results]
+
+
+def test_a_task_counts_in_the_step_it_matters_most_in(tuner: Tuner) -> None:
+    both = dataclasses.replace(task(16), uses={"decode_greedy": 1, "prefill_greedy": 9})
+    decode = dataclasses.replace(task(24), uses={"decode_greedy": 10})
+    shares = {r.task.key: r.share for r in tuner.run(Machine(level), both, decode).results}
+    assert shares[both.key] == pytest.approx(1.0)  # all there is of prefill
+    assert shares[decode.key] == pytest.approx(240 / 256, rel=0.01)
+
+
+def test_when_nothing_is_faster_there_is_no_record(tuner: Tuner) -> None:
+    findings = tuner.run(Machine(level), task(16))
+    (result,) = findings.results
+    assert (result.record, result.reason) == (None, NOTHING)
+    assert tuner.records() == {}
+    assert tuner.outcomes()[-1] == NOTHING
+
+
+def test_no_harm_faster_with_some_rows_and_slower_with_others_is_not_kept(tuner: Tuner) -> None:
+    def mixed(size: int, knobs: Knobs, rows: int) -> float:
+        gain = 0.5 * knobs["near"] * (1 if rows == 16 else -0.1) + 0.05 * knobs["wide"]
+        return 1e-5 * size * rows / (1 + gain)
+
+    findings = tuner.run(Machine(mixed), task(16, rows=(16, 128, 512)))
+    assert tuner.records() == {"Q8_0:16x64": {"near": 0, "wide": 1}}
+    (result,) = findings.results
+    assert result.record is not None
+    assert all(m.us < m.default_us for m in result.record.measured)
+
+
+def test_what_is_faster_by_less_than_the_noise_is_not_kept(tuner: Tuner) -> None:
+    def hardly(size: int, knobs: Knobs, rows: int) -> float:
+        return 1e-3 * size * (1 - 0.001 * knobs["near"])
+
+    tuner.run(Machine(hardly), task(16))
+    assert tuner.records() == {}
+
+
+def test_what_is_not_faster_when_it_is_confirmed_is_not_kept(tuner: Tuner) -> None:
+    """Candidates are fast for as long as they are tried: 7 turns, and one run before."""
+    asked: Counter[str] = Counter()
+
+    def tiring(size: int, knobs: Knobs, rows: int) -> float:
+        asked[str(knobs)] += 1
+        return 1e-3 if knobs == {"near": 0, "wide": 0} or asked[str(knobs)] > 8 else 5e-4
+
+    (result,) = tuner.run(Machine(tiring), task(16)).results
+    assert result.record is None
+    assert "not confirmed" in result.reason
+    assert tuner.outcomes()[-1] == NOTHING
+    assert tuner.records() == {}
+
+
+def test_a_wrong_result_is_logged_and_never_kept(tuner: Tuner) -> None:
+    machine = Machine(faster, wrong=lambda knobs: knobs["wide"] == 1)
+    (result,) = tuner.run(machine, task(16)).results
+    assert tuner.records() == {"Q8_0:16x64": {"near": 2, "wide": 0}}
+    wrong = [t for t in tuner.log.read() if t.outcome == WRONG]
+    assert wrong
+    assert all(t.knobs["wide"] == 1 and not t.measured for t in wrong)
+    assert result.reason == KEPT
+
+
+def test_what_does_not_build_is_logged_with_the_reason(tuner: Tuner) -> None:
+    tuner.run(Machine(faster, refused=lambda knobs: knobs["near"] == 2), task(16))
+    refused = [t for t in tuner.log.read() if t.outcome == REFUSED]
+    assert {(t.knobs["near"], t.detail) for t in refused} == {(2, "no registers left")}
+    assert tuner.records() == {"Q8_0:16x64": {"near": 1, "wide": 1}}
+
+
+def test_a_kernel_that_differs_from_the_reference_ends_the_session(tuner: Tuner) -> None:
+    with pytest.raises(XpucError, match=r"linear Q8_0:16x64 rows=1: differs from the reference"):
+        tuner.run(Machine(faster, error=0.1), task(16))
+    assert tuner.records() == {}
+
+
+def test_a_default_that_does_not_build_ends_the_session(tuner: Tuner) -> None:
+    with pytest.raises(XpucError, match=r"does not build \(no registers left\)"):
+        tuner.run(Machine(faster, refused=lambda knobs: True), task(16))
+
+
+# --- records that are there before ---
+
+
+def test_a_record_that_is_the_best_stays(tuner: Tuner) -> None:
+    where = task(16)
+    path = tune_db.save(tuner.folder, "llvm", [record_of(where, BEST)])
+    before = path.read_text()
+    (result,) = tuner.run(Machine(faster), where).results
+    assert result.reason == NOTHING
+    assert path.read_text() == before
+    assert json.dumps(BEST) not in [knobs for _, knobs in tuner.trials()]  # it is the incumbent
+
+
+def test_a_record_gives_way_to_a_faster_one(tuner: Tuner) -> None:
+    where = task(16)
+    tune_db.save(tuner.folder, "llvm", [record_of(where, {"near": 1, "wide": 0})])
+    (result,) = tuner.run(Machine(faster), where).results
+    assert tuner.records() == {"Q8_0:16x64": BEST}
+    assert result.baseline[0].us == pytest.approx(160 / 1.1, rel=0.01)  # of what was in use
+    assert result.record is not None
+    assert result.record.gain == pytest.approx(1.44, rel=0.01)  # over the defaults
+
+
+def test_a_record_of_other_sources_is_not_what_candidates_are_compared_with(tuner: Tuner) -> None:
+    old = dataclasses.replace(record_of(task(16), BEST), kernel="c0ffee")
+    tune_db.save(tuner.folder, "llvm", [old])
+    tuner.run(Machine(faster), task(16))
+    (line,) = (tuner.folder / "llvm.jsonl").read_text().splitlines()
+    assert json.loads(line)["kernel"] == record_of(task(16), BEST).kernel
+
+
+# --- budgets, stops and resuming ---
+
+
+def test_no_more_trials_than_the_budget_has(tuner: Tuner) -> None:
+    findings = tuner.run(Machine(faster), task(16), task(24), budget=Budget(trials=3))
+    assert len(tuner.trials()) == 3
+    assert "budget" in findings.notes
+    assert [result.reason for result in findings.results] == ["not reached"] * 2
+
+
+def test_no_more_seconds_than_the_budget_has(tuner: Tuner) -> None:
+    findings = tuner.run(Machine(faster), task(16), budget=Budget(seconds=0.0))
+    assert tuner.trials() == []
+    assert "budget" in findings.notes
+    assert [result.baseline for result in findings.results] == [()]
+
+
+def stopping(session: Session, trials: int) -> None:
+    """Let it be stopped after so many trials."""
+
+    def watch(status: Status) -> None:
+        if status.doing == "tuning" and status.trials >= trials:
+            session.stop()
+
+    session.watch = watch
+
+
+def test_a_session_stopped_anywhere_and_resumed_ends_as_one_that_was_not(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [task(16, rows=(16, 128)), task(24)]
+    whole = Tuner(tmp_path / "whole", monkeypatch)
+    expected = whole.run(Machine(faster), *tasks)
+    n_trials = len(whole.trials())
+    for at in range(1, n_trials):
+        parts = Tuner(tmp_path / f"stopped{at}", monkeypatch)
+        first = parts.session(Machine(faster), *tasks)
+        stopping(first, at)
+        stopped = first.run()
+        assert "stopped" in stopped.notes
+        assert len(parts.trials()) == at
+        kept = parts.records()
+        assert kept.items() <= whole.records().items()
+        findings = parts.run(Machine(faster), *tasks, resumes=True)
+        assert Counter(parts.trials()) == Counter(whole.trials())  # nothing was measured twice
+        assert [r.record and untimed(r.record) for r in findings.results] == [
+            r.record and untimed(r.record) for r in expected.results
+        ]
+        assert parts.records() == whole.records()
+
+
+def test_a_resumed_session_does_not_take_noise_for_a_gain(tuner: Tuner) -> None:
+    """What was faster on the median, though not in three turns of four, is no gain later either."""
+    asked: Counter[str] = Counter()
+
+    def noisy(size: int, knobs: Knobs, rows: int) -> float:
+        asked[str(knobs)] += 1
+        if knobs == {"near": 1, "wide": 0}:
+            return 1e-3 if asked[str(knobs)] % 2 else 4e-4
+        return 1e-3 / (1 + 0.2 * knobs["wide"])
+
+    where = task(16)
+    first = tuner.session(Machine(noisy), where)
+    stopping(first, 2)
+    first.run()
+    lucky = next(tuner.log.read())
+    assert lucky.gain == pytest.approx(2.5)
+    assert not lucky.is_faster
+    tuner.run(Machine(noisy), where, resumes=True)
+    assert tuner.records() == {"Q8_0:16x64": {"near": 0, "wide": 1}}
+
+
+def test_what_was_concluded_is_not_tuned_again(tuner: Tuner) -> None:
+    first = tuner.run(Machine(faster), task(16))
+    before = tuner.log.path.read_text()
+    again = tuner.run(Machine(faster), task(16), resumes=True)
+    assert tuner.log.path.read_text() == before
+    assert [r.reason for r in again.results] == [KEPT]
+    assert again.results[0].record == first.results[0].record
+
+
+def test_without_resume_a_session_starts_anew(tuner: Tuner) -> None:
+    tuner.run(Machine(level), task(16))
+    n_trials = len(tuner.trials())
+    tuner.run(Machine(level), task(16))
+    assert len(tuner.trials()) == n_trials
+
+
+def test_trials_of_a_kernel_that_has_changed_since_are_measured_again(tuner: Tuner) -> None:
+    tuner.run(Machine(level), task(16))
+    before = tuner.trials()
+    findings = tuner.run(Machine(level, sources=1), task(16, sources=1), resumes=True)
+    assert Counter(tuner.trials()) == Counter(before + before)
+    assert [r.reason for r in findings.results] == [NOTHING]
+    assert [len(r.trials) for r in findings.results] == [len(before) + 1]
+
+
+def test_trials_of_other_tasks_stay_in_the_log(tuner: Tuner) -> None:
+    tuner.run(Machine(level), task(16))
+    before = tuner.log.path.read_text()
+    findings = tuner.run(Machine(level), task(24), resumes=True)
+    assert tuner.log.path.read_text().startswith(before)
+    assert [r.task.site.weights[0].rows for r in findings.results] == [24]
+
+
+# --- boards that go away ---
+
+
+def concluded(findings: Findings) -> bool:
+    return all(any(t.concludes for t in result.trials) for result in findings.results)
+
+
+@pytest.mark.parametrize("loads", range(1, 14, 2))
+def test_a_board_lost_at_a_task_loses_nothing(tuner: Tuner, loads: int) -> None:
+    """Two boards measure; of the two that tune, one goes away for good after some loads."""
+    machine = Machine(faster)
+    boards = FakeBoards(machine, 2, lasts=[10**9, 10**9, loads, 10**9])
+    findings = tuner.run(machine, task(16), task(24), task(32), boards=boards)
+    assert concluded(findings)
+    assert tuner.records() == {f"Q8_0:{size}x64": BEST for size in (16, 24, 32)}
+    assert max(Counter(tuner.trials()).values()) == 1
+    assert "boards" not in findings.notes
+
+
+def test_a_board_lost_while_incumbents_are_measured_loses_nothing(tuner: Tuner) -> None:
+    machine = Machine(faster)
+    boards = FakeBoards(machine, 2, lasts=[0, 1, *[10**9] * 4])
+    findings = tuner.run(machine, task(16), task(24), task(32), boards=boards)
+    assert concluded(findings)
+    assert all(result.baseline for result in findings.results)
+
+
+def test_a_candidate_that_loses_its_board_twice_has_crashed_it(tuner: Tuner) -> None:
+    machine = Machine(faster, crashes=lambda knobs: knobs["near"] == 2)
+    boards = FakeBoards(machine)
+    findings = tuner.run(machine, task(16), task(24), boards=boards)
+    assert concluded(findings)
+    assert tuner.records() == {f"Q8_0:{n}x64": {"near": 1, "wide": 1} for n in (16, 24)}
+    crashed = [(t.task, t.knobs["near"]) for t in tuner.log.read() if t.outcome == CRASHED]
+    # (2, 0) and, once wide knobs are the best, (2, 1).
+    assert sorted(crashed) == [(f"linear Q8_0:{n}x64 rows=1", 2) for n in (16, 16, 24, 24)]
+    assert boards.connections == 2 + 2 * len(crashed)  # one a pass, and one after each crash
+
+
+def test_several_candidates_of_a_task_may_crash(tuner: Tuner) -> None:
+    machine = Machine(faster, crashes=lambda knobs: knobs["near"] > 0)
+    assert concluded(tuner.run(machine, task(16)))
+    assert tuner.outcomes().count(CRASHED) >= 2
+    assert tuner.records() == {"Q8_0:16x64": {"near": 0, "wide": 1}}
+
+
+def test_a_kernel_in_use_that_crashes_every_board_is_left_alone(tuner: Tuner) -> None:
+    machine = Machine(faster)
+    boards = FakeBoards(machine, lasts=[0, 0, 0, *[10**9] * 9])
+    findings = tuner.run(machine, task(16), task(24), boards=boards)
+    reasons = {r.task.site.weights[0].rows: r.reason for r in findings.results}
+    assert reasons == {16: "lost a board 3 times (the connection broke)", 24: KEPT}
+
+
+def test_without_any_board_the_notes_say_so(tuner: Tuner) -> None:
+    machine = Machine(faster)
+    findings = tuner.run(machine, task(16), boards=FakeBoards(machine, 2, lasts=[]))
+    assert "no board was left" in findings.notes["boards"]
+    assert [r.reason for r in findings.results] == ["not reached"]
+
+
+def test_what_was_done_before_the_last_board_went_is_kept(tuner: Tuner) -> None:
+    machine = Machine(faster)
+    boards = FakeBoards(machine, lasts=[10**9, 12])  # the first measures both
+    findings = tuner.run(machine, task(16), task(24), boards=boards)
+    assert "no board was left" in findings.notes["boards"]
+    assert [r.reason for r in findings.results] == [KEPT, "not reached"]
+    assert len(tuner.records()) == 1
+    again = tuner.run(machine, task(16), task(24), resumes=True)
+    assert concluded(again)
+    assert max(Counter(tuner.trials()).values()) == 1
+
+
+def test_those_who_watch_see_it_go_on(tuner: Tuner) -> None:
+    seen: list[Status] = []
+    tuner.run(Machine(faster), task(16), task(24), watch=seen.append)
+    measuring = [s for s in seen if s.doing == "measuring"]
+    tuning = [s for s in seen if s.doing == "tuning"]
+    assert [(s.done, s.total) for s in measuring] == [(0, 2), (1, 2)]
+    assert [s.trials for s in tuning] == sorted(s.trials for s in tuning)
+    assert max(s.best for s in tuning) == pytest.approx(1.44, rel=0.01)
+    # One of the two has its record by then: 16 of 40 parts, or 24.
+    assert tuning[-1].saved == pytest.approx(0.6 * (1 - 1 / 1.44), rel=0.05)
+
+
+def test_measurements_discarded_for_drift_are_counted(tuner: Tuner) -> None:
+    calls = Counter[str]()
+
+    def slower() -> float:
+        calls["all"] += 1
+        return 1.0 if calls["all"] < 30 else 2.0  # from the first candidate on
+
+    findings = tuner.run(Machine(faster, slower=slower), task(16))
+    assert findings.retried == 2
+    assert tuner.records() == {"Q8_0:16x64": BEST}
+
+
+def test_an_unused_database_stays_empty(tuner: Tuner) -> None:
+    session = tuner.session(Machine(level), task(16))
+    assert session.db == TuneDb()
+    assert session.run().records_path == str(tuner.folder / "llvm.jsonl")
+    assert not (tuner.folder / "llvm.jsonl").exists()
