@@ -18,7 +18,7 @@ from xpuc.bench import Case, Session
 from xpuc.bench.launches import Launch, launches
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
 from xpuc.bench.peak import Int8Peak, int8_peak
-from xpuc.bench.profile import REST, Profiler, Roofs
+from xpuc.bench.profile import REST, Profiler, Roofs, highest
 from xpuc.errors import ArtifactError
 from xpuc.runtime.batch import Batch
 
@@ -158,6 +158,11 @@ def test_the_limit_is_the_longer_of_reading_and_computing() -> None:
     assert roofs.limit(50, 1000) == (10.0, "int8")
     assert Roofs(10.0).limit(50, 1000) == (5.0, "memory")
     assert roofs.limit(0, 0) == (0.0, None)
+
+
+def test_a_roof_is_the_highest_of_its_measurements() -> None:
+    assert highest([Roofs(2.0, 5.0), Roofs(3.0, 4.0)]) == Roofs(3.0, 5.0)
+    assert highest([Roofs(2.0), Roofs(1.0)]) == Roofs(2.0)
 
 
 def test_rows_are_kernels_and_add_up_to_the_step() -> None:

@@ -3,7 +3,8 @@
 A clock around each call of a running step would be Python's, twice as long as the step, and would
 empty the caches between two kernels. So the calls of one step are recorded, and then made again
 one after the other: the same kernels on the same operands in the same order, without the VM. That
-takes as long as the step within a few percent; what is left is called `between kernels`.
+takes as long as the step within a few percent; what is left of the step's median, mostly the VM and
+below zero if the noise is larger, is the row `between kernels`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class Roofs:
         if not (reading or computing):
             return 0.0, None
         return (reading, "memory") if reading >= computing else (computing, "int8")
+
+
+def highest(measured: Sequence[Roofs]) -> Roofs:
+    """The highest of several measurements."""
+    peaks = [roofs.operations_s for roofs in measured if roofs.operations_s]
+    return Roofs(max(roofs.bytes_s for roofs in measured), max(peaks, default=None))
 
 
 @dataclass(frozen=True)

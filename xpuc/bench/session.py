@@ -14,11 +14,11 @@ from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
 from xpuc.bench.peak import int8_peak
 from xpuc.bench.peer import Peer
-from xpuc.bench.profile import Profile, Profiler, Roofs
+from xpuc.bench.profile import Profile, Profiler, Roofs, highest
 
 # TVM's workers spin for 0.1 s after a launch, llama.cpp's a little: not in the other's time.
 _PAUSE_S = 0.3
-_READS = 3  # of memory, each round; the fastest counts, since a roof is what can be had
+_READS = 3  # of each roof, in each round; the fastest counts, since a roof is what can be had
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Session:
         self.bandwidth = ReadBandwidth(threads)
         self.peak = int8_peak(ours.model, ours.manifest)
         self.load_average = os.getloadavg()[0]
-        self._reads: list[float] = []
-        self._peaks: list[float] = []
+        self._roofs: list[Roofs] = []
         self._profiles: dict[Case, Profile] = {}
         self._times = {case: _Times() for case in self.cases}
 
@@ -97,7 +96,7 @@ class Session:
             progress(number, f"{case.name}, by kernel")
             profiler.round()
             self._measure_roofs()
-        return profiler.profile(self._roofs())
+        return profiler.profile(highest(self._roofs[-rounds:]))
 
     def _round(self, number: int, case: Case) -> None:
         """The parties take turns in going first."""
@@ -112,13 +111,9 @@ class Session:
         self._measure_roofs()
 
     def _measure_roofs(self) -> None:
-        self._reads.append(max(self.bandwidth.measure() for _ in range(_READS)))
-        if self.peak is not None:
-            self._peaks.append(max(self.peak.measure() for _ in range(_READS)))
-
-    def _roofs(self) -> Roofs:
-        peak = statistics.median(self._peaks) if self._peaks else None
-        return Roofs(statistics.median(self._reads), peak)
+        reads = max(self.bandwidth.measure() for _ in range(_READS))
+        peak = max(self.peak.measure() for _ in range(_READS)) if self.peak else None
+        self._roofs.append(Roofs(reads, peak))
 
     def _peer_turn(self, case: Case, flash: bool) -> Callable[[], None]:
         def turn() -> None:
@@ -131,7 +126,7 @@ class Session:
         times = self._times[case]
         rates = [case.total_tokens / seconds for seconds in times.ours]
         rate = statistics.median(rates)
-        bandwidth = self._roofs().bytes_s / 1e9
+        bandwidth = statistics.median(roofs.bytes_s for roofs in self._roofs) / 1e9
         per_token = self.ours.bytes_per_token(case)
         return Row(
             test=case.name, tok_s=rate, spread=spread(rates), bytes_per_token=per_token,
@@ -143,9 +138,10 @@ class Session:
         )  # fmt: skip
 
     def _computed(self, case: Case, rate: float) -> Iterator[tuple[str, Any]]:
-        peak = self._roofs().operations_s
-        if peak is None:
+        peaks = [roofs.operations_s for roofs in self._roofs if roofs.operations_s]
+        if not peaks:
             return
+        peak = statistics.median(peaks)
         yield "int8_peak_gop_s", peak / 1e9
         if case.kind == "pp" or case.batch > 1:
             speed = rate * self.ours.operations_per_token(case)

@@ -133,7 +133,8 @@ def command(
 
     --profile runs one step of each test over and over: the chunk, or the token halfway. MB are of
     weights and K/V, which come from memory; the limit is the time to read them, or to multiply all
-    weights at the int8 peak, whichever is longer. "between kernels" is what is left of the step.
+    weights at the int8 peak, whichever is longer: arithmetic in f32, as attention's, is not in it.
+    "between kernels" is what is left of the step; it is below zero where the noise is larger.
     """
     sources.require(model)
     if peer_model is None and vs and not sources.is_artifact(model):
