@@ -82,11 +82,12 @@ class Profiler:
         self._replays: list[list[float]] = []  # seconds of each launch
 
     def round(self) -> None:
-        """A few steps, and as many repetitions of their launches."""
+        """A few steps, each beside a repetition of its launches."""
         first = self._step()  # wakes the threads
         n = max(1, min(_MOST, int(_ROUND_S / first)))
-        self._steps += [self._step() for _ in range(n)]
-        self._replays += [self._replay() for _ in range(n)]
+        for _ in range(n):
+            self._steps.append(self._step())
+            self._replays.append(self._replay())
 
     def profile(self, roofs: Roofs) -> Profile:
         """The medians of all rounds."""
