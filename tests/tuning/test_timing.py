@@ -39,6 +39,13 @@ def test_a_turn_is_as_many_runs_as_take_a_moment(once: float, runs: int) -> None
     assert {repeat for _, repeat in log[3:]} == {runs}
 
 
+@pytest.mark.parametrize(("once", "turns"), [(0.02, 40), (0.5, 4), (3.0, 3)])
+def test_a_slow_kernel_has_fewer_turns_but_three(once: float, turns: int) -> None:
+    log: list[tuple[str, int]] = []
+    found = in_turns([Scripted("slow", once, [once] * 40, log)], 40)
+    assert len(found[0].turns) == turns
+
+
 def test_each_kernel_has_its_own_turns() -> None:
     log: list[tuple[str, int]] = []
     a = Scripted("a", 1.0, [1.0, 2.0, 3.0], log)

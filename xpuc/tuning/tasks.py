@@ -16,7 +16,8 @@ from xpuc.errors import ArtifactError, RequestError
 from xpuc.schedules import Schedule, Site, TargetFacts, llvm, site_of
 from xpuc.tune_db import Key
 
-_PREFILL_ROWS = (16, 128, 512)  # what a kernel for any number of rows is measured with
+# What a kernel for any number of rows is measured with: those of a chunk, or of its logits.
+_CHUNK_ROWS, _LOGITS_ROWS = (16, 128, 512), (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,19 @@ def _tasks(
         schedule = _schedule(operation, llvm.SCHEDULES)
         if schedule is None:
             continue
-        own = operation["rows"]
-        task = Task(
-            operation, facts, schedule, operation["uses"],
-            (own,) if own else tuple(sorted({min(r, max_chunk) for r in _PREFILL_ROWS})),
-        )  # fmt: skip
+        rows = _rows(operation, max_chunk)
+        task = Task(operation, facts, schedule, operation["uses"], rows)
         if schedule.space(task.site):
             tasks.setdefault((task.key, schedule.name), task)
     return tasks.values()
+
+
+def _rows(operation: Mapping[str, Any], max_chunk: int) -> tuple[int, ...]:
+    own = operation["rows"]
+    if own:
+        return (int(own),)
+    many = _LOGITS_ROWS if "m" in operation["result"] else _CHUNK_ROWS
+    return tuple(sorted({min(rows, max_chunk) for rows in many}))
 
 
 def _schedule(operation: Mapping[str, Any], schedules: Sequence[Schedule]) -> Schedule | None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 _BLOCK_S = 0.03  # of one kernel in one turn, at least one run
 _MOST_RUNS = 200
+_LONGEST_S, _FEWEST = 2.0, 3  # of one kernel in all turns, unless it needs more for so many
 _NOISE = 0.005  # what a kernel must be faster by, besides being so in three of four turns
 DRIFT = 0.10  # a change of the incumbent's time that makes a measurement worthless
 
@@ -38,8 +39,14 @@ class Times:
 
 
 def in_turns(kernels: Sequence[Timed], turns: int) -> list[Times]:
-    """Time kernels in `turns` rounds, each time another one first; a turn's time is a median."""
-    repeat = [_runs(kernel) for kernel in kernels]
+    """Time kernels in turns, each time another one first; a turn's time is a median of its runs.
+
+    Kernels that take long get fewer turns than asked for.
+    """
+    once = [min(kernel.seconds(3)) for kernel in kernels]  # the first run wakes the threads
+    repeat = [max(1, min(_MOST_RUNS, int(_BLOCK_S / seconds))) for seconds in once]
+    slowest = max(seconds * n for seconds, n in zip(once, repeat, strict=True))
+    turns = min(turns, max(_FEWEST, int(_LONGEST_S / slowest)))
     taken: list[list[float]] = [[] for _ in kernels]
     for turn in range(turns):
         for i in range(len(kernels)):
@@ -57,9 +64,3 @@ def is_faster(kernel: Times, other: Times) -> bool:
 def has_drifted(now: Times, before: float) -> bool:
     """Whether a kernel takes another time than it did."""
     return abs(now.median / before - 1) > DRIFT
-
-
-def _runs(kernel: Timed) -> int:
-    """How many runs make a turn: the first wakes the threads."""
-    once = min(kernel.seconds(3))
-    return max(1, min(_MOST_RUNS, int(_BLOCK_S / once)))
