@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ from xpuc.tuning.inputs import Case
 from xpuc.tuning.programs import Program
 
 _FLUSH = "cache_flush_cpu_non_first_arg"  # weights come from memory, as in a step of the model
-_START_S, _REQUEST_S = 60.0, 20.0  # patience with a server that starts; with a tracker
+# Patience with a server that starts, with a tracker that answers, with one that looks for a board.
+_START_S, _ANSWER_S, _REQUEST_S = 60.0, 5.0, 20.0
 
 
 class BoardLost(Exception):
@@ -59,7 +61,7 @@ class Board:
         """Upload a library and open it there."""
 
         def load() -> Any:
-            self.remote.upload(str(library))
+            self.remote.upload(bytearray(library.read_bytes()), library.name)
             return self.remote.load_module(library.name)
 
         return lost(load)
@@ -195,17 +197,13 @@ class Tracker:
     """The servers that a TVM RPC tracker knows by a key."""
 
     def __init__(self, address: str, key: str) -> None:
-        from tvm import rpc
-
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise RequestError(f"--tracker {address}: not an address", "give it as HOST:PORT")
         self._address, self._key = (host, int(port)), key
         self.name = f"{key} at {address}"
         try:
-            with socket.create_connection(self._address, timeout=5):
-                pass
-            self._session = rpc.connect_tracker(*self._address)
+            self._session = self._connected()
             names = [s["addr"] for s in self._session.summary()["server_info"]
                      if s["key"] == f"server:{key}"]  # fmt: skip
         except (OSError, RuntimeError) as error:
@@ -222,17 +220,27 @@ class Tracker:
         self.count = len(names)
 
     def connect(self) -> Board:
-        from tvm import rpc
-
         def request() -> Board:
-            tracker = rpc.connect_tracker(*self._address)
-            return Board(tracker.request(self._key, session_timeout=0, max_retry=1))
+            return Board(self._connected().request(self._key, max_retry=1))
 
         board: Board = lost(request)
         return board
 
     def close(self) -> None:
         self._session.close()
+
+    def _connected(self) -> Any:
+        """A connection to the tracker that does not wait for ever, for it or for a board."""
+        from tvm import rpc
+        from tvm.rpc import base
+
+        # TVM would try for a minute where nothing listens, and for ever where nothing answers.
+        with socket.create_connection(self._address, _ANSWER_S) as probe:
+            probe.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+            base.recvall(probe, 4)
+        session = rpc.connect_tracker(*self._address)
+        session._sock.settimeout(_REQUEST_S)
+        return session
 
 
 def lost(step: Callable[[], Any]) -> Any:
