@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
-from xpuc.errors import UnsupportedError
+from xpuc.errors import UnsupportedError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.tuning.results import Findings, TaskResult
@@ -103,7 +103,10 @@ def command(model: Path, as_json: bool, **options: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="xpuc-tune-") as scratch, _progress() as watch:
         findings, subject = _tuned(model, folder, Path(scratch), watch, options)
         watch.say("measuring the model")
-        findings.speeds = _speeds(subject, findings, folder, Path(scratch), options)
+        try:
+            findings.speeds = _speeds(subject, findings, folder, Path(scratch), options)
+        except XpucError as error:  # the records are there all the same
+            findings.notes = dict(findings.notes) | {"speeds": error.message}
     findings.notes = dict(findings.notes) | {"next": _next(model, options["db"])}
     from xpuc.tuning import report
 
@@ -282,7 +285,8 @@ def _table(findings: Findings, page: Path) -> list[str]:
     for each in findings.speeds:
         how = "measured" if each.measured else "predicted"
         lines.append(f"{each.test}: {each.before:,.1f} -> {each.after:,.1f} tok/s ({how})")
-    lines += [findings.notes[n] for n in ("stopped", "boards", "budget") if n in findings.notes]
+    told = ("stopped", "boards", "budget", "speeds")
+    lines += [findings.notes[n] for n in told if n in findings.notes]
     lines += [
         f"records  {findings.records_path}",
         f"report   {page}",

@@ -6,9 +6,12 @@ Candidates are built in processes of their own, several at a time; what crosses 
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +102,7 @@ class Builder:
         self.folder, self.workers = folder, workers
         self._pool: ProcessPoolExecutor | None = None
         self._number = 0
+        self._lock = threading.Lock()
 
     def build(self, task: Task, knobs: Iterable[Mapping[str, int]]) -> Iterator[Candidate]:
         """The candidates of these knobs, in their order; one that does not build says why."""
@@ -107,8 +111,8 @@ class Builder:
             try:
                 yield future.result()
             except BrokenProcessPool:
-                self._pool = None  # a compiler that crashed took its process along
-                yield Candidate(each, "", refused="the compiler crashed")
+                # A compiler that crashed took all of them along: whose fault it was shows alone.
+                yield self._alone(task, each)
 
     def close(self) -> None:
         """End the processes; what they are at is lost."""
@@ -116,14 +120,25 @@ class Builder:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
+    def _alone(self, task: Task, knobs: Mapping[str, int]) -> Candidate:
+        try:
+            return self._submit(task, knobs).result()
+        except BrokenProcessPool:
+            return Candidate(knobs, "", refused="the compiler crashed")
+
     def _submit(self, task: Task, knobs: Mapping[str, int]) -> Future[Candidate]:
-        if self._pool is None:
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=spawn)
-        self._number += 1
-        library = self.folder / f"{self._number}.so"
         facts = (dict(task.facts), task.schedule.name, task.target.kind, task.target.cpu)
-        return self._pool.submit(_build, facts, dict(knobs), library)
+        with self._lock:  # every board's thread builds
+            self._number += 1
+            job = (_build, facts, dict(knobs), self.folder / f"{self._number}.so")
+            if self._pool is not None:
+                with suppress(BrokenProcessPool):
+                    return self._pool.submit(*job)
+            self._pool = ProcessPoolExecutor(
+                self.workers, multiprocessing.get_context("spawn"),
+                initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C
+            )  # fmt: skip
+            return self._pool.submit(*job)
 
 
 def _build(facts: tuple[Any, ...], knobs: dict[str, int], library: Path) -> Candidate:

@@ -1,0 +1,257 @@
+"""`xpuc tune`: a tiny model tuned, stopped and resumed, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sites
+from cli_runs import Outcome, invoke, write_manifest
+from tiny_models import write_tiny
+
+from xpuc import tune_db
+from xpuc.artifact import read_manifest
+from xpuc.codegen.compile import Options
+from xpuc.schedules import kernel_digest, tvm_version
+from xpuc.tune_db import Measurement, Record
+from xpuc.tuning import roofs, timing
+from xpuc.tuning.tasks import subject
+from xpuc.tuning.trials import TrialLog
+
+KERNELS = "linear Q8_0:64x* rows=1"  # the output of attention, and of the feed-forward
+SIZES = ("--max-batch", 2, "--ctx", 256, "--max-chunk", 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where sessions measure in a hurry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "_BLOCK_S", 0.0005)
+        patch.setattr(roofs, "_READ_BYTES", 1 << 20)
+        yield tmp_path_factory.mktemp("tune")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder: Path) -> Path:
+    return write_tiny("llama", folder / "tiny.gguf", weights="Q8_0")
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path, checkpoint: Path) -> Any:
+    """Six trials of two operations, of which each has more."""
+    done = invoke(
+        "tune", checkpoint, "--kernel", KERNELS, "--trials", 6, "--db", folder / "db",
+        "--no-verify", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return done.json
+
+
+def log_of(folder: Path) -> TrialLog:
+    return TrialLog(folder / "db" / "trials" / "llvm.jsonl")
+
+
+@pytest.mark.slow
+def test_json_says_what_was_measured(tuned: Any, folder: Path, checkpoint: Path) -> None:
+    assert tuned["subject"] == str(checkpoint)
+    assert tuned["boards"] == ["this machine"]
+    names = [task["name"] for task in tuned["tasks"]]
+    assert sorted(names) == ["linear Q8_0:64x160 rows=1", "linear Q8_0:64x64 rows=1"]
+    assert sum(task["share"] for task in tuned["tasks"]) == pytest.approx(1, abs=1e-3)
+    assert sum(task["trials"] for task in tuned["tasks"]) == 6
+    assert all(task["baseline"][0]["us"] > 0 for task in tuned["tasks"])
+    assert tuned["roofs"]["read_gb_s"] > 0
+    assert tuned["speeds"] == []
+    assert tuned["notes"]["budget"]
+    assert tuned["notes"]["next"] == f"xpuc compile {checkpoint} --db {folder / 'db'}"
+    assert len(list(log_of(folder).read())) == 6
+
+
+@pytest.mark.slow
+def test_the_report_is_where_it_says(tuned: Any, folder: Path) -> None:
+    page = Path(tuned["report"])
+    assert page == folder / "db" / "tune-report.html"
+    text = page.read_text(encoding="utf-8")
+    for task in tuned["tasks"]:
+        op, shape, _ = task["name"].split()
+        assert op in text
+        assert shape in text
+
+
+@pytest.mark.slow
+def test_resume_goes_on_to_the_end(tuned: Any, folder: Path, checkpoint: Path) -> None:
+    options = ("--kernel", KERNELS, "--db", folder / "db", "--no-verify", "--resume")
+    done = invoke("tune", checkpoint, *options, "--report", folder / "page.html")
+    assert done.code == 0, done.err
+    assert (folder / "page.html").exists()
+    trials = list(log_of(folder).read())
+    measured = Counter((t.task, t.kernel) for t in trials if not t.concludes)
+    assert set(measured.values()) == {1}
+    ends = {t.task: t.outcome for t in trials if t.concludes}
+    assert set(ends) == {task["name"] for task in tuned["tasks"]}
+    kept = sum(outcome == "kept" for outcome in ends.values())
+    assert f"{kept} record{'s' * (kept != 1)} for 2 operations in " in done.out
+    records = folder / "db" / "llvm.jsonl"
+    assert len(records.read_text().splitlines() if records.exists() else []) == kept
+    assert f"report   {folder / 'page.html'}" in done.out
+    before = log_of(folder).path.read_text()
+    again = invoke("tune", checkpoint, *options, "--json")
+    assert log_of(folder).path.read_text() == before
+    assert [t["reason"] for t in again.json["tasks"]] == [
+        ends[t["name"]] for t in again.json["tasks"]
+    ]
+
+
+def record_of(task: Any, **knobs: int) -> Record:
+    made = task.schedule.knobs(**knobs)
+    return Record(
+        task.key, task.schedule.name, knobs, kernel_digest(task.schedule, task.site, made),
+        tvm_version(), ("avx2",) if "avx2" in task.target.features else (), 2,
+        (Measurement(1, 80.0, 0.01, 100.0, "bandwidth", 0.5),), 0.0, "2026-11-30",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled(folder: Path, checkpoint: Path) -> Outcome:
+    """With records for the two operations."""
+    tasks = subject(checkpoint, KERNELS, Options()).tasks
+    tune_db.save(folder / "records", "llvm", [record_of(t, prefetch_bytes=256) for t in tasks])
+    done = invoke(
+        "compile", checkpoint, *SIZES, "-o", folder / "m.xpuc", "--db", folder / "records"
+    )
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.mark.slow
+def test_compile_uses_the_records(compiled: Outcome, folder: Path) -> None:
+    operations = read_manifest(folder / "m.xpuc").decisions["operations"]
+    tuned = [o for o in operations if o["origin"] == "tuned"]
+    assert {(o["op"], o["rows"], o["knobs"]["prefetch_bytes"]) for o in tuned} == {
+        ("linear", 1, 256)
+    }
+    tunable = sum(bool(o["knobs"]) for o in operations)
+    line = next(line for line in compiled.out.splitlines() if line.startswith("kernels"))
+    assert f"{len(operations)}, {len(tuned)} of {tunable} tunable ones by a tuned record" in line
+
+
+@pytest.mark.slow
+def test_an_artifact_is_tuned_too(compiled: Outcome, folder: Path) -> None:
+    """Its operations, and its speed as it should become."""
+    done = invoke(
+        "tune", folder / "m.xpuc", "--kernel", "linear Q8_0:64x64 rows=1", "--trials", 1,
+        "--db", folder / "of_artifact", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (task,) = done.json["tasks"]
+    assert task["trials"] == 1
+    assert Path(done.json["report"]).exists()
+    assert done.json["notes"]["next"].startswith(f"xpuc compile MODEL -o {folder / 'm.xpuc'} --db ")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_with_all_that_is_done(checkpoint: Path, tmp_path: Path) -> None:
+    log = TrialLog(tmp_path / "trials" / "llvm.jsonl")
+    session = subprocess.Popen(
+        [sys.executable, "-m", "xpuc", "tune", str(checkpoint), "--kernel", KERNELS,
+         "--db", str(tmp_path), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while len(list(log.read())) < 2 and session.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(session.pid, signal.SIGINT)  # as a terminal does: the compilers get it as well
+    out, err = session.communicate(timeout=60)
+    assert session.returncode == 0, err
+    assert err == ""
+    told = json.loads(out)
+    assert told["notes"]["stopped"] == "stopped before the end: --resume goes on"
+    trials = list(log.read())
+    assert len(trials) == len(log.path.read_text().splitlines()) >= 2
+    assert {t.outcome for t in trials} == {"measured"}
+    assert Path(told["report"]).exists()
+
+
+# --- mistakes ---
+
+
+def refused(*args: object) -> list[str]:
+    done = invoke("tune", *args)
+    assert done.code == 2, done.err
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 2
+    return lines
+
+
+def artifact(path: Path, *operations: dict[str, Any]) -> Path:
+    decisions = {"fusions": {}, "operations": list(operations), "records_ignored": {}}
+    return write_manifest(path, decisions=decisions)
+
+
+LINEAR = sites.linear(1, [("Q8_0", 24, 64)]).facts() | {"schedule": "linear_x8", "uses": {}}
+
+
+def test_another_target_is_refused(tmp_path: Path) -> None:
+    error, hint = refused(tmp_path / "m.gguf", "--target", "cuda")
+    assert error == "error: --target cuda: this version of xpuc tunes for the CPU only"
+    assert "--target llvm" in hint
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    error, _ = refused(tmp_path / "m.gguf")
+    assert str(tmp_path / "m.gguf") in error
+
+
+def test_a_kernel_that_there_is_none_of(tmp_path: Path) -> None:
+    of = artifact(tmp_path / "m.xpuc", LINEAR)
+    error, hint = refused(of, "--kernel", "conv*", "--db", tmp_path / "db")
+    assert error == f"error: --kernel conv*: no operation of {of} with knobs is called so"
+    assert "operations with knobs: linear" in hint
+    assert not (tmp_path / "db").exists()
+
+
+def test_an_artifact_that_does_not_say_its_operations(tmp_path: Path) -> None:
+    error, hint = refused(artifact(tmp_path / "m.xpuc"), "--db", tmp_path / "db")
+    assert error.endswith("does not say what it is made of")
+    assert "xpuc compile" in hint
+
+
+@pytest.mark.parametrize(
+    ("address", "what"), [("nowhere", "not an address"), ("127.0.0.1:1", "answers")]
+)
+def test_a_tracker_that_is_not_there(tmp_path: Path, address: str, what: str) -> None:
+    of = artifact(tmp_path / "m.xpuc", LINEAR)
+    error, _ = refused(of, "--tracker", address, "--db", tmp_path / "db")
+    assert error.startswith(f"error: --tracker {address}: ")
+    assert what in error
+
+
+def test_without_the_extra_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    missing = ("tornado", "matplotlib")
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name in missing else found(name, *more),
+    )
+    error, hint = refused(artifact(tmp_path / "m.xpuc", LINEAR))
+    assert error == "error: xpuc tune: needs tornado, matplotlib"
+    assert hint == "hint: pip install 'xpuc[compile,tune]'"
+
+
+@pytest.mark.parametrize("line", ["--trials 0", "--minutes 0", "--threads 0", "--target rocm"])
+def test_options_out_of_range(tmp_path: Path, line: str) -> None:
+    refused(artifact(tmp_path / "m.xpuc", LINEAR), *line.split())
