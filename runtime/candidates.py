@@ -81,10 +81,10 @@ class Candidates:
         wanted = np.asarray(tokens, dtype=np.intp)
         if self._ids is None:
             return wanted, np.arange(len(wanted))
-        place = {int(id_): index for index, id_ in enumerate(self._ids)}
-        found = [(place[token], nth) for nth, token in enumerate(tokens) if token in place]
-        pairs = np.asarray(found, dtype=np.intp).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
+        place = np.full(max(int(self._ids.max(initial=-1)), *tokens, 0) + 1, -1)
+        place[self._ids] = np.arange(len(self._ids))
+        nth = np.flatnonzero(place[wanted] >= 0)
+        return place[wanted[nth]], nth
 
     def weights(self) -> Floats:
         """exp(logit - largest logit) (n,); sums of them are to be taken in float64."""

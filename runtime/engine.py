@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -25,13 +25,13 @@ from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.candidates import Floats
 from xpuc.runtime.dry import Breakers, find_breakers, has_dry
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
-from xpuc.runtime.logprobs import TokenLogprob, token_logprob
+from xpuc.runtime.grammar import Grammars
 from xpuc.runtime.prompts import Message, Prompt, PromptReader, check_ids, is_prompt
-from xpuc.runtime.sampler import Chain, LogitsError
+from xpuc.runtime.sampler import Chain, SamplingError
 from xpuc.runtime.sampling_params import SamplingParams, from_options
 from xpuc.runtime.scheduler import QUEUE_BOUND, Scheduler, Span
 from xpuc.runtime.score import Score, borrowed, score, teacher_forced
-from xpuc.runtime.sequence import Request
+from xpuc.runtime.sequence import Request, Sequence
 
 __all__ = ["Chunk", "Engine", "Event", "Request", "Result", "SamplingParams", "Score", "load"]
 
@@ -82,6 +82,9 @@ class Engine:
         self._mailboxes: dict[int, deque[Event]] = {}
         self._undelivered: list[Event] = []
         self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._grammars = Grammars(tokenizer)
+        # Asked when a request's logits are no numbers; its answer goes into the request's error.
+        self.on_bad_logits: Callable[[Sequence], str] | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -194,15 +197,23 @@ class Engine:
         ids = self.prompts.read(prompt)
         self.scheduler.check(len(ids))
         check_ids(list(params.logit_bias), self.model.n_vocab, "logit_bias")
+        check_ids(params.stop_ids, self.model.n_vocab, "stop_ids")
         if params.stop_strings:
             self.prompts.codec("a stop string")
+        grammar = self._grammars.start(params)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         chain = Chain(params, seed=seed, breakers=self._breakers_of(params))
         self._n_requests += 1
         request = Request(self._n_requests, tuple(ids), params)
         log.info("request %d: sampler chain: %s", request.id, chain.describe())
         return Generation(
-            request, chain, seed, codec=self.tokenizer, max_context=self.scheduler.max_tokens
+            request,
+            chain,
+            seed,
+            codec=self.tokenizer,
+            max_context=self.scheduler.max_tokens,
+            grammar=grammar,
+            on_bad_logits=self.on_bad_logits,
         )
 
     def _breakers_of(self, params: SamplingParams) -> Breakers:
@@ -290,22 +301,10 @@ class Engine:
 
     def _next_chunk(self, generation: Generation, row: Any, greedy: bool) -> Chunk:
         try:
-            id_, logprob = self._choose(generation, row, greedy)
-        except LogitsError as error:
-            n = len(generation.sequence.tokens)
-            return generation.end(f"the logits after {n} tokens are unfit: {error}")
+            id_, logprob = generation.choose(row, greedy=greedy)
+        except SamplingError as error:
+            return generation.end(str(error))
         return generation.accept(id_, logprob)
-
-    def _choose(
-        self, generation: Generation, row: Any, greedy: bool
-    ) -> tuple[int, TokenLogprob | None]:
-        if greedy:
-            if not 0 <= row < self.model.n_vocab:
-                raise LogitsError("none is the largest")
-            return int(row), None
-        n_top = generation.params.logprobs
-        id_ = generation.chain.sample(row, generation.sequence.tokens, generation.banned)
-        return id_, None if n_top is None else token_logprob(row, id_, n_top)
 
     def _deliver(self, generation: Generation, chunk: Chunk) -> None:
         request, result = generation.request, None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from xpuc.runtime.logprobs import TokenLogprob
-from xpuc.runtime.sampler import Chain
+from xpuc.runtime.grammar import GrammarState, Vocabulary
+from xpuc.runtime.logprobs import TokenLogprob, token_logprob
+from xpuc.runtime.sampler import Chain, DeadEndError, LogitsError
 from xpuc.runtime.sequence import FinishReason, Request, SamplingParams, Sequence
 from xpuc.runtime.stop_strings import StopStrings
 
@@ -20,19 +21,14 @@ class TextStream(Protocol):
     def finish(self) -> str: ...
 
 
-class Codec(Protocol):
+class Codec(Vocabulary, Protocol):
     """What the engine needs of a tokenizer; runtime.tokenizer.Tokenizer is one."""
 
-    @property
-    def n_vocab(self) -> int: ...
     @property
     def bos_id(self) -> int | None: ...
     @property
     def eos_id(self) -> int | None: ...
-    @property
-    def eog_ids(self) -> Collection[int]: ...
 
-    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]: ...
     def pieces(self, ids: Iterable[int]) -> list[str]: ...
     def stream(self, *, skip_special: bool = False, continued: bool = False) -> TextStream: ...
 
@@ -94,10 +90,22 @@ class Result:
 
 
 class Generation:
-    """The engine's side of one request; the scheduler's side is `sequence`."""
+    """The engine's side of one request; the scheduler's side is `sequence`.
+
+    `on_bad_logits` may look into the model when the logits are no numbers, and say where the first
+    bad value came from; what it says goes into the request's error.
+    """
 
     def __init__(
-        self, request: Request, chain: Chain, seed: int, *, codec: Codec | None, max_context: int
+        self,
+        request: Request,
+        chain: Chain,
+        seed: int,
+        *,
+        codec: Codec | None,
+        max_context: int,
+        grammar: GrammarState | None = None,
+        on_bad_logits: Callable[[Sequence], str] | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -107,7 +115,11 @@ class Generation:
         self.error: str | None = None
         self._seed = seed
         self._max_context = max_context
-        self._ends = _ends(params, codec)
+        self._grammar = grammar
+        self._on_bad_logits = on_bad_logits
+        eog_ids = () if codec is None else codec.eog_ids
+        self._ends = tuple(sorted({*eog_ids, *params.stop_ids}))
+        self._always_banned = tuple(sorted(eog_ids)) if params.ignore_eos else ()
         self._stream = codec.stream(skip_special=True, continued=True) if codec else None
         self._stops = StopStrings(params.stop_strings)
         self._text: list[str] = []
@@ -121,34 +133,57 @@ class Generation:
     @property
     def banned(self) -> tuple[int, ...]:
         """Tokens that must not be chosen now."""
-        return self._ends if self.sequence.n_generated < self.params.min_tokens else ()
+        return self._ends if not self._may_stop else self._always_banned
 
     @property
     def needs_logits(self) -> bool:
         """Whether the next token takes more than the likeliest id."""
-        return self.chain.needs_logits or self.params.logprobs is not None or bool(self.banned)
+        return (
+            self.chain.needs_logits
+            or self.params.logprobs is not None
+            or self._grammar is not None
+            or bool(self.banned)
+        )
 
     def begin_step(self) -> None:
         self._times.begin()
 
+    def choose(self, row: Any, *, greedy: bool) -> tuple[int, TokenLogprob | None]:
+        """The next token and, if wanted, its log probability; `accept` takes it in.
+
+        row: the model's logits (n_vocab,) float32 or, `greedy`, the likeliest id, negative if the
+        logits are no numbers. SamplingError, which names the position, if there is none.
+        """
+        if greedy:
+            if row < 0:
+                raise self._unfit("none is the largest")
+            return int(row), None
+        n_top = self.params.logprobs
+        allowed = None if self._grammar is None else self._grammar.allowed
+        try:
+            id_ = self.chain.sample(row, self.sequence.tokens, self.banned, allowed)
+        except LogitsError as error:
+            raise self._unfit(str(error)) from None
+        except DeadEndError:
+            raise self._dead_end() from None
+        return id_, None if n_top is None else token_logprob(row, id_, n_top)
+
     def accept(self, id_: int, logprob: TokenLogprob | None) -> Chunk:
         """Take the next token in; the sequence has room for it."""
         self._times.token()
-        sequence = self.sequence
-        sequence.tokens.append(id_)
+        self.sequence.tokens.append(id_)
         if logprob is not None:
             self._logprobs.append(logprob)
         reason: FinishReason | None = None
-        may_stop = sequence.n_generated >= self.params.min_tokens
+        may_stop = self._may_stop
         if may_stop and id_ in self._ends:
             reason, text = "stop", self._flush()
         else:
             text = self._show(id_, may_stop)
+            if self._stops.matched is None and (reason := self._end_after(id_)) is not None:
+                text += self._flush()
             if self._stops.matched is not None:
                 reason = "stop"
-            elif self._is_full():
-                text += self._flush()
-                reason = "length" if self._stops.matched is None else "stop"
         self._text.append(text)
         return Chunk(text, id_, reason, logprob)
 
@@ -174,12 +209,38 @@ class Generation:
             error=self.error,
         )
 
-    def _is_full(self) -> bool:
+    @property
+    def _may_stop(self) -> bool:
+        return self.sequence.n_generated >= self.params.min_tokens
+
+    def _end_after(self, id_: int) -> FinishReason | None:
+        """Why nothing can follow this token of the text; None if something can."""
+        if self._grammar is not None:
+            if not self._grammar.accept(id_):
+                self.error = f"token {id_} breaks the grammar: {self._grammar.problem}"
+                return "error"
+            if self._grammar.is_complete:
+                return "stop"
         sequence = self.sequence
-        return (
+        is_full = (
             sequence.n_generated == self.params.max_tokens
             or len(sequence.tokens) >= self._max_context
         )
+        return "length" if is_full else None
+
+    def _unfit(self, what: str) -> LogitsError:
+        text = f"the logits after {len(self.sequence.tokens)} tokens are unfit: {what}"
+        if self._on_bad_logits is not None:
+            text += f"; {self._on_bad_logits(self.sequence)}"
+        return LogitsError(text)
+
+    def _dead_end(self) -> DeadEndError:
+        text = f"no token can follow the {len(self.sequence.tokens)} there are: "
+        if self._grammar is None:
+            return DeadEndError(text + "logit_bias, min_tokens and ignore_eos forbid all")
+        if not len(self._grammar.allowed):
+            return DeadEndError(f"{text}the grammar's dead end ({self._grammar.problem})")
+        return DeadEndError(text + "of those the grammar allows, the other options forbid all")
 
     def _show(self, id_: int, may_stop: bool) -> str:
         text = self._stream.push(id_) if self._stream else ""
@@ -220,8 +281,3 @@ class _Times:
             prompt_ms=max(first - begun, 0) / 1e6,
             decode_ms=(self._last - first) / 1e6,
         )
-
-
-def _ends(params: SamplingParams, codec: Codec | None) -> tuple[int, ...]:
-    eog = () if codec is None or params.ignore_eos else codec.eog_ids
-    return tuple(sorted({*eog, *params.stop_ids}))

@@ -14,15 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xpuc.runtime.candidates import Candidates, Floats
+from xpuc.runtime.candidates import Candidates, Floats, Indexes
 from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
 from xpuc.runtime.sampling_params import SamplingParams
 
 _COLDEST = 1e-8  # finer than float32 logits; anything lower would overflow
 
 
-class LogitsError(Exception):
-    """Logits that are not numbers, or leave no token to choose."""
+class SamplingError(Exception):
+    """No token can be chosen; its request fails, and no other."""
+
+
+class LogitsError(SamplingError):
+    """Logits that are not numbers."""
+
+
+class DeadEndError(SamplingError):
+    """Every token is forbidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +142,26 @@ def temperature(candidates: Candidates, draw: Draw) -> None:
     if draw.params.is_greedy:
         candidates.keep(candidates.top(1), is_sorted=True)
         return
+    divisor = _temperature_of(candidates, draw.params)
     is_sorted = candidates.is_sorted
     logits = candidates.writable()
-    logits /= np.float32(max(draw.params.temperature, _COLDEST))
+    logits /= np.float32(max(divisor, _COLDEST))
     candidates.is_sorted = is_sorted
+
+
+def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
+    """With a range, the higher the more evenly the probability is spread.
+
+    Source: "Entropy based dynamic temperature" (kalomaze, llama.cpp pull request 4972).
+    """
+    if params.dynatemp_range <= 0 or len(candidates) < 2:
+        return params.temperature
+    p = candidates.probabilities()
+    p = p[p > 0]
+    entropy = -(p * np.log(p)).sum() / math.log(len(candidates))
+    low = max(params.temperature - params.dynatemp_range, 0.0)
+    high = params.temperature + params.dynatemp_range
+    return float(low + (high - low) * max(entropy, 0.0) ** params.dynatemp_exponent)
 
 
 def dist(candidates: Candidates, draw: Draw) -> int:
@@ -159,6 +183,10 @@ def _has_xtc(params: SamplingParams) -> bool:
     return params.xtc_probability > 0 and params.xtc_threshold <= 0.5
 
 
+def _has_temperature(params: SamplingParams) -> bool:
+    return params.temperature != 1 or params.dynatemp_range > 0
+
+
 SAMPLERS: tuple[Sampler, ...] = (
     Sampler("penalties", "penalties", _has_penalties, penalties, False),
     Sampler("dry", "dry", has_dry, dry, False),
@@ -168,7 +196,7 @@ SAMPLERS: tuple[Sampler, ...] = (
     Sampler("top_p", "top-p", lambda p: p.top_p < 1, top_p, True),
     Sampler("min_p", "min-p", lambda p: p.min_p > 0, min_p, True),
     Sampler("xtc", "xtc", _has_xtc, xtc, False),
-    Sampler("temperature", "temp-ext", lambda p: p.temperature != 1, temperature, True),
+    Sampler("temperature", "temp-ext", _has_temperature, temperature, True),
 )
 
 
@@ -193,24 +221,42 @@ class Chain:
         names = [("" if each in self._active else "?") + each.label for each in self._members]
         return " -> ".join(["logits", bias, *names, "?dist" if self.params.is_greedy else "dist"])
 
-    def sample(self, logits: Floats, tokens: Sequence[int], banned: Sequence[int] = ()) -> int:
-        """The next token after `tokens`, from logits (n_vocab,); LogitsError if they are unfit.
+    def sample(
+        self,
+        logits: Floats,
+        tokens: Sequence[int],
+        banned: Sequence[int] = (),
+        allowed: Indexes | None = None,
+    ) -> int:
+        """The next token after `tokens`, from logits (n_vocab,).
 
-        `banned` tokens are not chosen.
+        One of `allowed` (None: all), none of `banned`. LogitsError if the largest logit is no
+        finite number, DeadEndError if every token is forbidden.
         """
-        candidates = Candidates(logits)
-        draw = Draw(self.params, tokens, self._random, self._breakers)
-        if banned:
-            candidates.writable()[list(banned)] = -np.inf
-        if self.params.logit_bias:
-            logit_bias(candidates, draw)
-        largest = candidates.logits.max()
+        largest = logits.max()
         if not np.isfinite(largest):
             raise LogitsError(f"the largest logit is {largest}")
+        candidates = Candidates(logits)
+        draw = Draw(self.params, tokens, self._random, self._breakers)
+        self._forbid(candidates, draw, banned, allowed)
         if self.is_argmax:
-            return int(candidates.logits.argmax())
+            return candidates.id_at(int(candidates.logits.argmax()))
         for member in self._active:
             member.apply(candidates, draw)
         if self.params.is_greedy:
             return candidates.id_at(int(candidates.top(1)[0]))
         return dist(candidates, draw)
+
+    def _forbid(
+        self, candidates: Candidates, draw: Draw, banned: Sequence[int], allowed: Indexes | None
+    ) -> None:
+        """All that comes before the ordered samplers: the grammar, bans and biases."""
+        if allowed is not None:
+            candidates.keep(allowed, is_sorted=False)
+        if banned:
+            places, _ = candidates.find(banned)
+            candidates.writable()[places] = -np.inf
+        if self.params.logit_bias:
+            logit_bias(candidates, draw)
+        if candidates.logits.max(initial=-np.inf) == -np.inf:
+            raise DeadEndError

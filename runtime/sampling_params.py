@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from xpuc.errors import RequestError, nearest
 
@@ -21,6 +22,8 @@ DEFAULT_ORDER = (
     "temperature",
 )
 
+GrammarKind = Literal["json_schema", "regex", "grammar"]
+
 
 class _Range(NamedTuple):
     kind: type
@@ -30,7 +33,10 @@ class _Range(NamedTuple):
 
 _ANY = math.inf
 _RANGES = {
+    "n": _Range(int, 1, _ANY),
     "temperature": _Range(float, -_ANY, _ANY),
+    "dynatemp_range": _Range(float, 0.0, _ANY),
+    "dynatemp_exponent": _Range(float, 0.0, _ANY),
     "top_k": _Range(int, -_ANY, _ANY),
     "top_p": _Range(float, 0.0, 1.0),
     "min_p": _Range(float, 0.0, 1.0),
@@ -62,18 +68,32 @@ class SamplingParams:
 
     Values that switch a sampler off: top_k <= 0, top_p = 1, min_p = 0, typical_p = 1,
     top_n_sigma <= 0, xtc_probability = 0, repeat_penalty = 1 with frequency_penalty and
-    presence_penalty 0, dry_multiplier = 0. temperature <= 0 is greedy. A penalty_last_n or
-    dry_last_n of -1 means the whole context, 0 switches the penalty off.
+    presence_penalty 0, dry_multiplier = 0, dynatemp_range = 0. temperature <= 0 is greedy. A
+    penalty_last_n or dry_last_n of -1 means the whole context, 0 switches the penalty off.
+    With a dynatemp_range r the temperature lies between temperature - r and temperature + r, at
+    the (entropy / largest entropy) ** dynatemp_exponent of the way.
 
-    max_tokens None runs to the end of the context. A seed of None draws one; Result.seed tells it.
-    ignore_eos goes on after an end-of-generation token (it stays in `ids`); to keep such tokens
-    from being chosen at all, give them a logit_bias of -inf. Below min_tokens nothing can stop
-    the request but cancelling it and the end of the context. logprobs = n asks for the log
-    probability (nats, of the model's own distribution) of each token and of the n likeliest.
+    n answers to the prompt; the i-th has the seed `seed` + i. A seed of None draws one; Result.seed
+    tells it. max_tokens None runs to the end of the context. logprobs = k asks for the log
+    probability (nats) of each token and of the k likeliest, both of the model's own distribution,
+    before logit_bias, grammar and samplers.
+
+    ignore_eos: an end-of-generation token is never chosen. Below min_tokens no stop string counts
+    and neither such a token nor one of stop_ids is chosen; cancelling and the end of the context
+    stop the request all the same.
+
+    json_schema (a JSON object or its text), json_object (any JSON object), regex (of the whole
+    answer, as Rust's regex crate reads it) and grammar (llguidance's Lark or llama.cpp's GBNF)
+    exclude each other. Only tokens that continue the answer are chosen, an end-of-generation token
+    only where the answer may end. An answer that nothing can be added to stops the request,
+    whatever min_tokens and ignore_eos say.
     """
 
+    n: int = 1
     max_tokens: int | None = None
     temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
@@ -99,6 +119,10 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
@@ -120,6 +144,7 @@ class SamplingParams:
         _check_texts("dry_breakers", self.dry_breakers)
         for id_ in self.stop_ids:
             _check("stop_ids", id_, _Range(int, 0, _ANY))
+        _check_grammars(self)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -131,6 +156,17 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def grammar_source(self) -> tuple[GrammarKind, str] | None:
+        """What the answer must follow, and its text; None if it is free."""
+        if self.json_object:
+            return "json_schema", '{"type": "object"}'
+        if self.json_schema is not None:
+            return "json_schema", _json_text(self.json_schema)
+        if self.regex is not None:
+            return "regex", self.regex
+        return None if self.grammar is None else ("grammar", self.grammar)
 
     @property
     def is_greedy(self) -> bool:
@@ -192,3 +228,28 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
     for text in texts:
         if not isinstance(text, str) or not text:
             raise RequestError(f"{name}: {text!r}", "give texts of at least one character")
+
+
+def _check_grammars(params: SamplingParams) -> None:
+    names = ("json_schema", "json_object", "regex", "grammar")
+    given = [name for name in names if getattr(params, name) not in (None, False)]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} exclude each other", "give one of them")
+    _check_texts("regex", () if params.regex is None else (params.regex,))
+    _check_texts("grammar", () if params.grammar is None else (params.grammar,))
+    if params.json_schema is not None:
+        _json_text(params.json_schema)
+
+
+def _json_text(schema: Any) -> str:
+    """The text of a JSON object given as one or as its text."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"json_schema is not JSON: {error}", "give a JSON object or its text"
+        ) from None
+    if not isinstance(value, Mapping):
+        raise RequestError(f"json_schema is {text}", "give a JSON object or its text")
+    return text

@@ -135,6 +135,12 @@ class FakeCodec:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self._pieces[id_].decode(errors="replace") for id_ in ids]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._pieces[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return not self._pieces[token_id]
+
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self._pieces[id_] for id_ in ids).decode(errors="replace")
 

@@ -134,7 +134,7 @@ def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
         "--frequency-penalty", 0.7, "--dry-multiplier", 0.8, "--dry-base", 1.5,
         "--dry-allowed-length", 4, "--dry-penalty-last-n", 20, "--dry-sequence-breaker", "none",
         "--samplers", "top_k;temperature", "-l", "5+1.5", "-l", "6-inf", "-s", 4, "--ignore-eos",
-        "--stop", "one", "--stop", "two",
+        "--stop", "one", "--stop", "two", "--dynatemp-range", 0.25, "--dynatemp-exp", 2,
     )  # fmt: skip
     (params,) = asked
     shown = {name: getattr(params, name) for name in type(params).__dataclass_fields__}
@@ -145,8 +145,33 @@ def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
         "frequency_penalty": 0.7, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 4,
         "dry_last_n": 20, "dry_breakers": (), "samplers": "top_k;temperature",
         "logit_bias": {5: 1.5, 6: -np.inf}, "seed": 4, "ignore_eos": True, "stop": ("one", "two"),
-        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None,
+        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None, "n": 1,
+        "dynatemp_range": 0.25, "dynatemp_exponent": 2.0,
+        "json_schema": None, "json_object": False, "regex": None, "grammar": None,
     }  # fmt: skip
+
+
+def test_an_answer_follows_a_regex_or_a_grammar(artifact, engine, tmp_path):
+    pytest.importorskip("llguidance")
+    (tmp_path / "g.gbnf").write_text('root ::= "abc"+ "."\n')
+    made = run(artifact, "-p", "hi", "--regex", "(abc)+[.]", "-l", "28+30")
+    assert (made.out, made.code) == ("abc.\n", 0)
+    given = run(artifact, "-p", "hi", "--grammar", tmp_path / "g.gbnf", "-l", "28+30")
+    assert given.out == made.out
+    piped = run(artifact, "-p", "hi", "-l", "28+30", "--grammar", "-", stdin='start: "abc."')
+    assert piped.out == made.out
+
+
+def test_a_schema_is_read_from_its_file(artifact, engine, tmp_path):
+    pytest.importorskip("llguidance")
+    (tmp_path / "s.json").write_text('{"type": "stirng"}')
+    done = run(artifact, "-p", "hi", "--json-schema", tmp_path / "s.json")
+    assert done.code == 2
+    assert "json_schema does not compile: Invalid type: stirng" in done.err
+    both = run(artifact, "-p", "hi", "--json-schema", tmp_path / "s.json", "--regex", "a")
+    assert "json_schema and regex exclude each other" in both.err
+    twice = run(artifact, "--json-schema", "-", stdin="{}")
+    assert "stdin is asked for twice" in twice.err
 
 
 def _interrupt_at(engine, monkeypatch, *calls):

@@ -167,12 +167,16 @@ def test_stop_ids_end_it_and_stand_in_ids_but_not_in_text() -> None:
 
 def test_an_end_token_ends_it_unless_ignored() -> None:
     codec = FakeCodec()
-    ids, at = ends_with_token(engine_of(codec), 6, ignore_eos=True)
+    codec.eog_ids = frozenset()
+    ids, at = ends_with_token(engine_of(codec), 6)
     codec.eog_ids = frozenset({ids[at]})
     engine = engine_of(codec)
     stopped = engine.generate([3, 4], temperature=0)
     assert (stopped.ids, stopped.finish_reason) == (ids[: at + 1], "stop")
-    assert engine.generate([3, 4], temperature=0, max_tokens=30, ignore_eos=True).ids == ids
+    longer = engine.generate([3, 4], temperature=0, max_tokens=30, ignore_eos=True)
+    assert longer.ids[:at] == ids[:at]
+    assert longer.finish_reason == "length"
+    assert ids[at] not in longer.ids, "as in llama.cpp it is not chosen at all"
 
 
 def test_min_tokens_keeps_ends_from_being_chosen() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from xpuc.runtime.candidates import Candidates, top_ids
 from xpuc.runtime.logprobs import token_logprob
-from xpuc.runtime.sampler import SAMPLERS, Chain, Draw, LogitsError
+from xpuc.runtime.sampler import SAMPLERS, Chain, DeadEndError, Draw, LogitsError
 from xpuc.runtime.sampling_params import DEFAULT_ORDER, SamplingParams
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
@@ -280,9 +280,9 @@ def test_unfit_logits_are_an_error(bad: float, temperature: float) -> None:
 
 def test_banning_every_token_is_an_error() -> None:
     logits = np.zeros(2, np.float32)
-    with pytest.raises(LogitsError):
+    with pytest.raises(DeadEndError):
         Chain(SamplingParams()).sample(logits, [], banned=[0, 1])
-    with pytest.raises(LogitsError):
+    with pytest.raises(DeadEndError):
         Chain(SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})).sample(logits, [])
     assert logits.tolist() == [0, 0]
 

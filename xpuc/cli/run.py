@@ -66,6 +66,7 @@ def command(
     of -p or -f, else stdin; one newline at the end of a file or of stdin is left out. --json
     prints prompt_ids, ids, text, finish_reason and timings. Ctrl-C ends the answer.
     """
+    _check_stdin(prompt, file, rest["json_schema"], rest["grammar"])
     ctx, threads, verbose, as_json = (rest.pop(n) for n in ("ctx", "threads", "verbose", "as_json"))
     params = sampling.params(rest)
     text = sources.text(prompt, file)
@@ -89,6 +90,12 @@ def command(
         raise RuntimeError(result.error)
     if result.finish_reason == "cancelled":
         raise click.exceptions.Exit(failures.INTERRUPTED)
+
+
+def _check_stdin(prompt: str | None, file: Path | None, *others: Path | None) -> None:
+    is_prompt = prompt is None and (file is None or str(file) == "-")
+    if is_prompt + [str(each) for each in others].count("-") > 1:
+        raise RequestError("stdin is asked for twice", "give one of the two as a file, or with -p")
 
 
 def _log(verbose: bool) -> None:

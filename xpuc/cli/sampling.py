@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from xpuc.cli import sources
 from xpuc.errors import RequestError
 from xpuc.runtime.sampling_params import DEFAULT_ORDER, SamplingParams
 
@@ -19,6 +21,8 @@ _OPTIONS: tuple[tuple[tuple[str, ...], str, type, str], ...] = (
         float,
         "Temperature; 0 takes the likeliest token.",
     ),
+    (("--dynatemp-range",), "dynatemp_range", float, "Temperatures around it, by entropy; 0: off."),
+    (("--dynatemp-exp",), "dynatemp_exponent", float, "Exponent of the entropy."),
     (("--top-k",), "top_k", int, "Keep the K likeliest tokens; 0: all."),
     (("--top-p",), "top_p", float, "Keep the likeliest tokens up to this probability; 1: all."),
     (("--min-p",), "min_p", float, "Keep tokens this likely relative to the likeliest; 0: all."),
@@ -59,9 +63,15 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="Make a token likelier (15043+1) or less so (15043-1); repeatable."),
         click.option("-s", "--seed", type=int, default=-1, show_default=True,
                      help="Of the random numbers; -1: a new one."),
-        click.option("--ignore-eos", is_flag=True, help="Go on after the end of the answer."),
+        click.option("--ignore-eos", is_flag=True, help="Never choose an end of the answer."),
         click.option("--stop", multiple=True, metavar="TEXT",
                      help="Stop before this text; may be repeated."),
+        click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE",
+                     help="The answer is JSON of this schema; - is stdin."),
+        click.option("--regex", metavar="REGEX",
+                     help="The answer matches this, whole, in the syntax of Rust."),
+        click.option("--grammar", type=click.Path(path_type=Path), metavar="FILE",
+                     help="The answer follows this grammar, Lark or GBNF; - is stdin."),
     ]  # fmt: skip
     for decorator in reversed(decorators):
         function = decorator(function)
@@ -77,6 +87,9 @@ def params(values: dict[str, Any]) -> SamplingParams:
     breakers = chosen.pop("dry_breakers")
     if breakers:
         chosen["dry_breakers"] = () if breakers == ("none",) else breakers
+    for name in ("json_schema", "grammar"):
+        if chosen[name] is not None:
+            chosen[name] = sources.text(None, chosen[name])
     chosen["logit_bias"] = dict(map(_bias, chosen["logit_bias"]))
     return SamplingParams(**chosen)
 
