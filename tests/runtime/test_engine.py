@@ -301,6 +301,27 @@ def test_logits_that_are_no_numbers_fail_that_request_only(temperature: float) -
     assert plain[1].error == "the logits after 2 tokens are unfit: none is the largest"
 
 
+def test_the_engine_may_say_where_bad_logits_come_from() -> None:
+    engine = engine_of()
+    assert isinstance(engine.model, FakeModel)
+    engine.model.nan_tokens = {96}
+    asked: list[list[int]] = []
+    engine.on_bad_logits = lambda sequence: asked.append(list(sequence.tokens)) or "layer 3"
+    for options in ({"temperature": 0}, {"seed": 1, "logit_bias": {96: -math.inf}}):
+        bad, good = engine.generate([[3, 96], [3, 4]], max_tokens=2, **options)
+        assert good.error is None
+        assert bad.error is not None
+        assert bad.error.startswith("the logits after 2 tokens are unfit: ")
+        assert bad.error.endswith("; layer 3")
+    assert asked == [[3, 96]] * 2
+
+
+def test_ids_that_the_model_does_not_have_are_refused() -> None:
+    for options in ({"logit_bias": {97: 1.0}}, {"stop_ids": (97,)}):
+        with pytest.raises(RequestError, match="token 97 at place 0 is not in the vocabulary"):
+            engine_of().add_request([1], **options)
+
+
 def test_prompts_in_every_form() -> None:
     engine = Engine(FakeModel(), FakeCodec(), chat_template="{{ messages[0].content }}")
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 5}

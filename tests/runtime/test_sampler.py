@@ -71,6 +71,36 @@ def test_chain_order_golden(steps: list[tuple[str, dict[int, float]]]) -> None:
         assert candidates.probabilities() == pytest.approx(list(expected.values()), abs=5e-4)
 
 
+@given(some_logits, st.integers(1, 310), st.floats(0.001, 1.0))
+def test_where_order_does_not_matter(logits: Any, k: int, p: float) -> None:
+    """top_k and min_p keep what each of them keeps; top_p after them sees less, so it keeps less or
+    the same; a temperature at the end keeps all."""
+    draw = draw_of(top_k=k, min_p=p, top_p=0.8, temperature=1.7)
+    kept = {}
+    for order in ("top_k;min_p", "min_p;top_k", "top_k;top_p", "top_p;top_k", "top_k;temperature"):
+        candidates = Candidates(logits)
+        for name in order.split(";"):
+            NAMED[name].apply(candidates, draw)
+        kept[order] = set(candidates.ids.tolist())
+    assert kept["top_k;min_p"] == kept["min_p;top_k"]
+    assert kept["top_k;top_p"] <= kept["top_p;top_k"]
+    assert kept["top_k;temperature"] == set(top_ids(logits, k).tolist())
+
+
+@given(some_logits, st.integers(0, 2**32), st.permutations(DEFAULT_ORDER))
+def test_what_is_off_changes_nothing_wherever_it_stands(
+    logits: Any, seed: int, order: list[str]
+) -> None:
+    on = ("top_k", "top_p", "min_p", "temperature")
+    in_turn = iter(on)
+    order = [next(in_turn) if name in on else name for name in order]
+    one = Chain(SamplingParams(), seed=seed)
+    other = Chain(SamplingParams(samplers=tuple(order)), seed=seed)
+    assert [one.sample(logits, []) for _ in range(4)] == [
+        other.sample(logits, []) for _ in range(4)
+    ]
+
+
 def test_the_order_of_a_request_is_the_order_of_its_chain() -> None:
     """Over many draws token 1 comes up only where temperature runs first."""
     options: dict[str, Any] = {"top_k": 4, "top_p": 0.90, "min_p": 0.20, "temperature": 2.0}
@@ -107,6 +137,7 @@ def test_the_default_chain_prints_llama_cpps_line() -> None:
         (OFF | {"typical_p": 0.9}, {"typical", "dist"}),
         (OFF | {"xtc_probability": 0.5}, {"xtc", "dist"}),
         (OFF | {"xtc_probability": 0.5, "xtc_threshold": 0.6}, {"dist"}),
+        (OFF | {"dynatemp_range": 0.5}, {"temp-ext", "dist"}),
         (OFF | {"temperature": 0.0}, {"temp-ext"}),
     ],
 )
@@ -262,6 +293,33 @@ def test_greedy_obeys_penalties_and_bias() -> None:
     assert logits.tolist() == pytest.approx([3.0, 2.9, 0.0]), "the model's array was written to"
 
 
+def test_dynamic_temperature() -> None:
+    """By hand: 2 bits of entropy of 2, and 1.75 of 2; between 0.5 and 1.5, squared."""
+    even = after("temperature", [1.0] * 4, temperature=1.0, dynatemp_range=0.5)
+    assert even.logits == pytest.approx([1 / 1.5] * 4)
+    logits = np.log([0.5, 0.25, 0.125, 0.125])
+    some = after("temperature", logits, temperature=1.0, dynatemp_range=0.5, dynatemp_exponent=2.0)
+    assert some.logits == pytest.approx(logits / (0.5 + (1.75 / 2) ** 2), rel=1e-6)
+    # A range wider than the temperature ends at zero, where the likeliest is all that is left.
+    sure = after("temperature", [50.0, 0.0], temperature=0.5, dynatemp_range=2.0)
+    assert sure.probabilities() == pytest.approx([1.0, 0.0])
+    assert after("temperature", [3.0], temperature=2.0, dynatemp_range=1.0).logits == [1.5]
+
+
+@given(some_logits, st.floats(0.01, 3.0), st.floats(0.0, 5.0), st.floats(0.0, 4.0))
+def test_a_dynamic_temperature_stays_in_its_range(
+    logits: Any, temperature: float, spread: float, exponent: float
+) -> None:
+    cooled = after(
+        "temperature", logits, temperature=temperature, dynatemp_range=spread,
+        dynatemp_exponent=exponent,
+    ).probabilities()  # fmt: skip
+    hottest = softmax(logits.astype(np.float64) / (temperature + spread))
+    coldest = softmax(logits.astype(np.float64) / max(temperature - spread, 1e-8))
+    assert hottest.max() - 1e-5 <= cooled.max() <= coldest.max() + 1e-5
+    assert cooled.argmax() in np.flatnonzero(logits == logits.max())
+
+
 def test_temperatures_near_zero_and_far_from_it() -> None:
     logits = np.array([10.0, 9.999, -10.0], np.float32)
     cold = Chain(SamplingParams(**OFF | {"temperature": 1e-300}), seed=0)
@@ -285,6 +343,30 @@ def test_banning_every_token_is_an_error() -> None:
     with pytest.raises(DeadEndError):
         Chain(SamplingParams(logit_bias={0: -math.inf, 1: -math.inf})).sample(logits, [])
     assert logits.tolist() == [0, 0]
+
+
+def test_forbidden_and_unfit_are_told_apart() -> None:
+    chain = Chain(SamplingParams(logit_bias={1: -math.inf}))
+    logits = np.array([0, 1, 2, 3], np.float32)
+    assert chain.sample(logits, [], allowed=np.array([1, 2])) == 2
+    for banned, allowed in [((2,), [1, 2]), ((), [1]), ((), [])]:
+        with pytest.raises(DeadEndError):
+            chain.sample(logits, [], banned, np.array(allowed, np.intp))
+    # A bad logit is one even where the grammar forbids its token.
+    with pytest.raises(LogitsError):
+        chain.sample(np.array([math.nan, 1, 2, 3], np.float32), [], allowed=np.array([2]))
+
+
+@given(some_logits, st.lists(st.integers(0, 299), unique=True), st.integers(0, 2**32))
+def test_find_places_tokens_among_those_left(logits: Any, tokens: list[int], seed: int) -> None:
+    candidates = Candidates(logits)
+    left = np.random.default_rng(seed).permutation(len(logits))[: len(logits) // 2]
+    candidates.keep(left, is_sorted=False)
+    places, nth = candidates.find(tokens)
+    found = dict(zip(np.array(tokens, int)[nth].tolist(), places.tolist(), strict=True))
+    assert found == {
+        token: left.tolist().index(token) for token in tokens if token in left.tolist()
+    }
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 3100))

@@ -31,6 +31,15 @@ from xpuc.runtime.sampling_params import SamplingParams, from_options
         ({"dry_breakers": "ab"}, "dry_breakers is 'ab'", "a tuple or a list"),
         ({"stop": ""}, "stop: ''", "at least one character"),
         ({"stop_ids": (-1,)}, "stop_ids is -1", "from 0 up"),
+        ({"n": 0}, "n is 0", "from 1 up"),
+        ({"dynatemp_range": -1.0}, "dynatemp_range is -1.0", "from 0 up"),
+        ({"regex": ""}, "regex: ''", "at least one character"),
+        ({"grammar": 5}, "grammar: 5", "at least one character"),
+        ({"regex": "a", "json_object": True}, "json_object and regex exclude", "one of them"),
+        ({"json_schema": {}, "grammar": "x"}, "json_schema and grammar exclude", "one of them"),
+        ({"json_schema": "{"}, "json_schema is not JSON: Expecting property", "a JSON object"),
+        ({"json_schema": {"a": {1}}}, "json_schema is not JSON: Object of type set", "a JSON"),
+        ({"json_schema": "[1]"}, "json_schema is [1]", "a JSON object or its text"),
         ({"temprature": 1}, "unknown option 'temprature'", "did you mean 'temperature'?"),
     ],
 )
@@ -47,6 +56,17 @@ def test_options_override_params() -> None:
     assert (changed.top_k, changed.stop_strings, params.top_k) == (9, ("x",), 7)
 
 
+def test_the_grammar_that_is_asked_for() -> None:
+    assert SamplingParams().grammar_source is None
+    for schema in ({"type": "string"}, '{"type":  "string"}'):
+        source = SamplingParams(json_schema=schema).grammar_source
+        assert source == ("json_schema", '{"type": "string"}')
+    assert SamplingParams(json_schema={}).grammar_source == ("json_schema", "{}")
+    assert SamplingParams(json_object=True).grammar_source == ("json_schema", '{"type": "object"}')
+    assert SamplingParams(regex="a").grammar_source == ("regex", "a")
+    assert SamplingParams(grammar='start: "a"').grammar_source == ("grammar", 'start: "a"')
+
+
 def test_defaults() -> None:
     """Those of llama.cpp, as engine.md quotes them."""
     p = SamplingParams()
@@ -54,4 +74,6 @@ def test_defaults() -> None:
     assert (p.repeat_penalty, p.penalty_last_n) == (1.0, 64)
     assert (p.dry_multiplier, p.dry_base, p.dry_allowed_length) == (0.0, 1.75, 2)
     assert (p.top_n_sigma, p.typical_p, p.xtc_probability) == (-1.0, 1.0, 0.0)
+    assert (p.xtc_threshold, p.dynatemp_range, p.dynatemp_exponent) == (0.1, 0.0, 1.0)
+    assert (p.n, p.min_tokens, p.ignore_eos, p.logprobs) == (1, 0, False, None)
     assert not p.is_greedy

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_ops
 from activations import q8a, q8a_shapes
 from kernel_calls import build, call
 
@@ -74,6 +75,23 @@ def test_rms_norm_of_every_boundary(
     outputs = call(build(fused), inputs, shapes[1:] + q8a_shapes(d, n))
     for got, want in zip(outputs, got_h + q8a(y), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_scales_golden() -> None:
+    """The example RmsNormThreads of "Reading inference engine codebases": its scales and rows."""
+    x = np.array(
+        [[1, 2, 3, 4], [0.5, 0.5, 0.5, 0.5], [-2, 0, 2, 0], [10, 0, 0, 0], [3, 3, 3, 3]], np.float32
+    )
+    scales = [0.3651, 2.0000, 0.7071, 0.2000, 0.3333]
+    ys = [[0.3651, 0.7303, 1.0954, 1.4606], [1] * 4, [-1.4142, 0, 1.4142, 0], [2, 0, 0, 0], [1] * 4]
+    # Each row twice over, which leaves its mean of squares: the kernel wants whole vectors.
+    twice, weight = np.tile(x, 2), np.ones(8, np.float32)
+    plain = rms_norm(8, None, EPS, residual=False, post_norm=False)
+    (y,) = call(build(plain), [twice, weight], [((5, 8), "float32")])
+    np.testing.assert_array_equal(y[:, 4:], y[:, :4])
+    for got in (y[:, :4], reference_ops.rms_norm(x, weight[:4], EPS)):
+        np.testing.assert_allclose(got, ys, atol=6e-5)
+        np.testing.assert_allclose(got[:, 0] / x[:, 0], scales, atol=5e-5)
 
 
 @pytest.mark.parametrize("post_norm", [False, True])
