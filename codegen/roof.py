@@ -25,7 +25,8 @@ def add_int8_peak(lowered: Lowered) -> dict[str, Any]:
     with lowered.builder.function(peak.NAME, [x], attrs={"global_symbol": peak.NAME}):
         with lowered.builder.dataflow():
             result = ops.tensor((peak.CHUNKS, 8), "int32")
-            called = relax.call_tir(lowered.add_kernel(kernel), [x], [result])
+            loop = lowered.add_kernel(kernel.with_attr("global_symbol", f"{peak.NAME}_loop"))
+            called = relax.call_tir(loop, [x], [result])
             out = lowered.builder.emit_output(called)
         lowered.builder.emit_func_output(out)
     return {peak.NAME: {"operations": peak.operations(isa)}}

@@ -75,3 +75,20 @@ def test_ids_that_are_none(artifact, engine, text, message):
     assert message in done.err.splitlines()[0]
     assert len(done.err.splitlines()) == 2
     assert done.code == 2
+
+
+def test_perplexity_in_windows(artifact, engine):
+    ids = [i * 7 % 97 for i in range(40)]
+    done = invoke(
+        "score", artifact, "--ids", "-", "--window", 16, "--json", stdin=json.dumps(ids)
+    ).json
+    assert set(done) == {"windows", "scored", "nll", "perplexity", "error"}
+    assert len(done["windows"]) == 2
+    assert done["scored"] == 14
+    assert done["perplexity"] == pytest.approx(math.exp(done["nll"]))
+    one = invoke(
+        "score", artifact, "--ids", "-", "--window", 16, "--windows", 1, stdin=json.dumps(ids)
+    )
+    assert one.out.startswith("1 window of 16 tokens, 7 scored, perplexity ")
+    short = invoke("score", artifact, "--ids", "-", "--window", 64, stdin=json.dumps(ids))
+    assert short.code == 2

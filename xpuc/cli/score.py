@@ -12,7 +12,7 @@ from xpuc.cli import quantities, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
-    from xpuc.runtime.engine import Score
+    from xpuc.runtime.engine import Engine, Score
     from xpuc.runtime.generation import Codec
 
 
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     metavar="K",
     help="Also the K likeliest tokens at each position.",
 )
+@click.option(
+    "--window",
+    type=click.IntRange(min=4),
+    metavar="N",
+    help="Perplexity as llama-perplexity counts it: the second half of each window of N tokens.",
+)
+@click.option(
+    "--windows", type=click.IntRange(min=1), metavar="M", help="The first M windows only."
+)
 @sources.loading
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -44,9 +53,12 @@ def command(
 
     Each token is predicted from those before it (teacher forcing).
 
+    With --window, each window of the text is read by itself, its first half being context.
+
     --json prints {"positions": [{"id", "logprob", "top": [[id, logprob], ...]}, ...], "nll",
     "perplexity"}. Logprobs are natural; the first token's is null, because nothing predicts it,
-    and nll is the mean over the others.
+    and nll is the mean over the others. With --window it prints {"windows": [mean nll, ...],
+    "scored", "nll", "perplexity", "error"}.
     """
     if (ids is None) == (file is None):
         raise RequestError("give the text one way, with --ids or with -f", "see xpuc score --help")
@@ -60,6 +72,9 @@ def command(
     engine = load(artifact, threads=rest["threads"], ctx=rest["ctx"], n_sequences=1)
     codec = engine.prompts.codec("a text")
     wanted = given if given is not None else codec.encode(text)
+    if rest["window"]:
+        click.echo(_windows(engine, wanted, rest["window"], rest["windows"], as_json))
+        return
     scored = engine.score(wanted, top)
     click.echo(json.dumps(_facts(scored)) if as_json else "\n".join(_table(codec, scored, top)))
 
@@ -80,6 +95,21 @@ def read_ids(path: Path) -> list[int]:
             f"{name}: holds no list of token ids", 'give [1, 2, 3] or {"ids": [1, 2, 3]}'
         )
     return found
+
+
+def _windows(engine: Engine, ids: list[int], window: int, most: int | None, as_json: bool) -> str:
+    from xpuc.runtime.perplexity import perplexity
+
+    codec = engine.prompts.codec("a text")
+    adds_bos = codec.encode("")[:1] == [codec.bos_id]
+    found = perplexity(engine.teacher_forced, ids, window, most, codec.bos_id if adds_bos else None)
+    means = [sum(each) / len(each) for each in found.nll]
+    facts = {"windows": means, "scored": found.n_scored, "nll": found.mean_nll,
+             "perplexity": found.value, "error": found.error}  # fmt: skip
+    if as_json:
+        return json.dumps(facts)
+    n = f"{quantities.count(len(means), 'window')} of {window} tokens, {found.n_scored:,} scored"
+    return f"{n}, perplexity {found.value:.4f} +/- {found.error:.4f}"
 
 
 def _facts(scored: Score) -> dict[str, Any]:
