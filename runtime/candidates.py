@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Indexes = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 _GROUP = 512
 
@@ -59,6 +60,18 @@ class Candidates:
         self.logits = self.logits[indexes]
         self._is_copy = True
         self.is_sorted = is_sorted
+
+    def restrict(self, allowed: Mask) -> None:
+        """Leave ids that `allowed` (n,) has True for; one that it is too short for is not.
+
+        A few are picked out; of many the others become impossible, which is less work.
+        """
+        if 8 * np.count_nonzero(allowed) < len(self):
+            self.keep(np.flatnonzero(allowed), is_sorted=False)
+            return
+        logits = self.writable()
+        logits[len(allowed) :] = -np.inf
+        np.copyto(logits[: len(allowed)], -np.inf, where=~allowed)
 
     def top(self, k: int) -> Indexes:
         """Indexes of the `k` likeliest, falling."""

@@ -238,7 +238,7 @@ class Generation:
         text = f"no token can follow the {len(self.sequence.tokens)} there are: "
         if self._grammar is None:
             return DeadEndError(text + "logit_bias, min_tokens and ignore_eos forbid all")
-        if not len(self._grammar.allowed):
+        if not self._grammar.allowed.any():
             return DeadEndError(f"{text}the grammar's dead end ({self._grammar.problem})")
         return DeadEndError(text + "of those the grammar allows, the other options forbid all")
 

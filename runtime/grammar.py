@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from xpuc.errors import RequestError, XpucError
-from xpuc.runtime.candidates import Indexes
+from xpuc.runtime.candidates import Mask
 from xpuc.runtime.sampling_params import GrammarKind, SamplingParams
 
 _N_COMPILED = 64
@@ -51,25 +51,25 @@ class GrammarState:
         self._matcher = matcher
         self._n_vocab = vocabulary.n_vocab
         self._ends = sorted(vocabulary.eog_ids)
-        self._allowed: Indexes | None = None
+        self._allowed: Mask | None = None
 
     @property
-    def allowed(self) -> Indexes:
-        """Ids that may come next, rising; tokens that end the answer only where it may end.
-
-        Empty at a dead end: `problem` then says what llguidance knows of it.
+    def allowed(self) -> Mask:
+        """True for ids that may come next (n_vocab,), tokens that end the answer only where it may
+        end. At a dead end there is none: `problem` then says what llguidance knows of it.
         """
         if self._allowed is None:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-            may_follow = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
-            may_follow[self._ends] = self._matcher.is_accepting()
-            self._allowed = np.flatnonzero(may_follow)
+            unpacked = np.unpackbits(bits, count=self._n_vocab, bitorder="little")
+            unpacked[self._ends] = self._matcher.is_accepting()
+            self._allowed = unpacked.view(np.bool_)
         return self._allowed
 
     @property
     def is_complete(self) -> bool:
         """Whether the answer is whole and nothing can be added to it."""
-        return self._matcher.is_accepting() and len(self.allowed) == len(self._ends)
+        is_whole: bool = self._matcher.is_accepting()
+        return is_whole and np.count_nonzero(self.allowed) == len(self._ends)
 
     @property
     def problem(self) -> str:

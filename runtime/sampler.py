@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xpuc.runtime.candidates import Candidates, Floats, Indexes
+from xpuc.runtime.candidates import Candidates, Floats, Mask
 from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
 from xpuc.runtime.sampling_params import SamplingParams
 
@@ -154,11 +154,13 @@ def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
 
     Source: "Entropy based dynamic temperature" (kalomaze, llama.cpp pull request 4972).
     """
-    if params.dynatemp_range <= 0 or len(candidates) < 2:
+    if params.dynatemp_range <= 0:
         return params.temperature
     p = candidates.probabilities()
     p = p[p > 0]
-    entropy = -(p * np.log(p)).sum() / math.log(len(candidates))
+    if len(p) < 2:
+        return params.temperature
+    entropy = -(p * np.log(p)).sum() / math.log(len(p))
     low = max(params.temperature - params.dynatemp_range, 0.0)
     high = params.temperature + params.dynatemp_range
     return float(low + (high - low) * max(entropy, 0.0) ** params.dynatemp_exponent)
@@ -226,12 +228,12 @@ class Chain:
         logits: Floats,
         tokens: Sequence[int],
         banned: Sequence[int] = (),
-        allowed: Indexes | None = None,
+        allowed: Mask | None = None,
     ) -> int:
         """The next token after `tokens`, from logits (n_vocab,).
 
-        One of `allowed` (None: all), none of `banned`. LogitsError if the largest logit is no
-        finite number, DeadEndError if every token is forbidden.
+        One that `allowed` (n_vocab,) is True for (None: any), none of `banned`. LogitsError if the
+        largest logit is no finite number, DeadEndError if every token is forbidden.
         """
         largest = logits.max()
         if not np.isfinite(largest):
@@ -248,11 +250,11 @@ class Chain:
         return dist(candidates, draw)
 
     def _forbid(
-        self, candidates: Candidates, draw: Draw, banned: Sequence[int], allowed: Indexes | None
+        self, candidates: Candidates, draw: Draw, banned: Sequence[int], allowed: Mask | None
     ) -> None:
         """All that comes before the ordered samplers: the grammar, bans and biases."""
         if allowed is not None:
-            candidates.keep(allowed, is_sorted=False)
+            candidates.restrict(allowed)
         if banned:
             places, _ = candidates.find(banned)
             candidates.writable()[places] = -np.inf

@@ -348,13 +348,27 @@ def test_banning_every_token_is_an_error() -> None:
 def test_forbidden_and_unfit_are_told_apart() -> None:
     chain = Chain(SamplingParams(logit_bias={1: -math.inf}))
     logits = np.array([0, 1, 2, 3], np.float32)
-    assert chain.sample(logits, [], allowed=np.array([1, 2])) == 2
+    assert chain.sample(logits, [], allowed=np.isin(range(4), [1, 2])) == 2
     for banned, allowed in [((2,), [1, 2]), ((), [1]), ((), [])]:
         with pytest.raises(DeadEndError):
-            chain.sample(logits, [], banned, np.array(allowed, np.intp))
+            chain.sample(logits, [], banned, np.isin(range(4), allowed))
     # A bad logit is one even where the grammar forbids its token.
     with pytest.raises(LogitsError):
-        chain.sample(np.array([math.nan, 1, 2, 3], np.float32), [], allowed=np.array([2]))
+        chain.sample(np.array([math.nan, 1, 2, 3], np.float32), [], (), np.isin(range(4), 2))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+def test_what_is_not_allowed_is_as_if_it_were_not_there(share: float) -> None:
+    random = np.random.default_rng(0)
+    for seed in range(30):
+        logits = _tenths(seed, 400)
+        allowed = random.random(390) < share
+        allowed[7] = True
+        # The same logits in the same order with the others left out: indexes become ids.
+        ids = np.flatnonzero(allowed)
+        for options in (OFF, {}, {"typical_p": 0.7}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5}):
+            one, other = (Chain(SamplingParams(**options), seed=seed) for _ in range(2))
+            assert one.sample(logits, [], allowed=allowed) == ids[other.sample(logits[ids], [])]
 
 
 @given(some_logits, st.lists(st.integers(0, 299), unique=True), st.integers(0, 2**32))
