@@ -20,13 +20,16 @@ import pytest
 import sites
 from tvm import tirx
 
+from xpuc import tune_db
 from xpuc.codegen.target import CompileTarget
 from xpuc.schedules import Schedule, Site, kernel_digest, llvm
 from xpuc.tuning import session, workbench
 from xpuc.tuning.boards import Board, BoardLost
 from xpuc.tuning.programs import Candidate, Program
-from xpuc.tuning.results import Roofs
+from xpuc.tuning.results import Findings, Roofs
+from xpuc.tuning.session import Budget, Session
 from xpuc.tuning.tasks import Subject, Task
+from xpuc.tuning.trials import TrialLog
 
 Knobs = Mapping[str, int]
 SPACE = {"near": (0, 1, 2), "wide": (0, 1)}
@@ -174,3 +177,51 @@ class FakeBoards:
 def subject(*tasks: Task) -> Subject:
     target = SimpleNamespace(facts=sites.TARGET)
     return Subject(Path("tiny.gguf"), cast(CompileTarget, target), tasks, {"decode_greedy": 1})
+
+
+BEST = {"near": 2, "wide": 1}
+
+
+def faster(size: int, knobs: Knobs, rows: int) -> float:
+    """Bigger knobs gain a tenth and a fifth."""
+    return 1e-5 * size * rows / (1 + 0.1 * knobs["near"]) / (1 + 0.2 * knobs["wide"])
+
+
+def level(size: int, knobs: Knobs, rows: int) -> float:
+    return 1e-5 * size * rows
+
+
+class Tuner:
+    """Sessions that share a log and a folder of records."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+        self.log = TrialLog(folder / "trials" / "llvm.jsonl")
+
+    def session(self, machine: Machine, *tasks: Task, **options: Any) -> Session:
+        use(self.monkeypatch, machine)
+        given = {"budget": Budget(), "boards": FakeBoards(machine), "resumes": False} | options
+        return Session(
+            subject=subject(*tasks), builder=FakeBuilder(machine, self.folder),
+            db=tune_db.load("llvm", "x86-64-v3", self.folder), folder=self.folder, log=self.log,
+            threads=2, **given,
+        )  # fmt: skip
+
+    def run(self, machine: Machine, *tasks: Task, **options: Any) -> Findings:
+        return self.session(machine, *tasks, **options).run()
+
+    def records(self) -> dict[str, dict[str, int]]:
+        """Knobs by shape, as they are on the disk."""
+        db = tune_db.load("llvm", "x86-64-v3", self.folder)
+        return {record.key.shape: record.knobs for record in db.records.values()}
+
+    def outcomes(self) -> list[str]:
+        return [trial.outcome for trial in self.log.read()]
+
+    def trials(self) -> list[tuple[str, str]]:
+        """Task and knobs of every trial, in order."""
+        return [
+            (t.task, json.dumps(t.knobs, sort_keys=True))
+            for t in self.log.read()
+            if not t.concludes
+        ]

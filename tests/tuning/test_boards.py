@@ -127,7 +127,7 @@ def test_whatever_breaks_on_a_board_loses_it(error: Exception) -> None:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[ThisMachine]:
-    here = ThisMachine(threads=2)
+    here = ThisMachine(threads=1)
     yield here
     here.close()
 
@@ -235,12 +235,12 @@ class Lab:
         )  # fmt: skip
 
     def start(self, *module: str) -> subprocess.Popen[bytes]:
-        quiet = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-        }
-        process = subprocess.Popen([sys.executable, "-m", *module], start_new_session=True, **quiet)  # type: ignore[call-overload]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            env=os.environ | {"TVM_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -335,7 +335,10 @@ def test_a_session_survives_one_of_two_boards(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quickly")
-def test_a_tracker_without_a_free_board_is_not_waited_for(lab: Lab) -> None:
+def test_a_tracker_without_a_free_board_is_not_waited_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boards, "_REQUEST_S", 1.0)
     server = lab.server("lab")
     tracker = lab.tracker("lab", 1)
     held = tracker.connect()

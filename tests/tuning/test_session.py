@@ -6,67 +6,17 @@ import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import fake_machine
 import pytest
-from fake_machine import FakeBoards, FakeBuilder, Knobs, Machine, task
+from fake_machine import BEST, Knobs, Machine, Tuner, faster, level, task
 
 from xpuc import tune_db
 from xpuc.errors import XpucError
 from xpuc.schedules import kernel_digest, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
-from xpuc.tuning.results import Findings
 from xpuc.tuning.session import Budget, Session, Status
 from xpuc.tuning.tasks import Task
-from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, TrialLog
-
-BEST = {"near": 2, "wide": 1}
-
-
-def faster(size: int, knobs: Knobs, rows: int) -> float:
-    """Bigger knobs gain a tenth and a fifth."""
-    return 1e-5 * size * rows / (1 + 0.1 * knobs["near"]) / (1 + 0.2 * knobs["wide"])
-
-
-def level(size: int, knobs: Knobs, rows: int) -> float:
-    return 1e-5 * size * rows
-
-
-class Tuner:
-    """Sessions that share a log and a folder of records."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.monkeypatch = folder, monkeypatch
-        self.log = TrialLog(folder / "trials" / "llvm.jsonl")
-
-    def session(self, machine: Machine, *tasks: Task, **options: Any) -> Session:
-        fake_machine.use(self.monkeypatch, machine)
-        given = {"budget": Budget(), "boards": FakeBoards(machine), "resumes": False} | options
-        return Session(
-            subject=fake_machine.subject(*tasks), builder=FakeBuilder(machine, self.folder),
-            db=tune_db.load("llvm", "x86-64-v3", self.folder), folder=self.folder, log=self.log,
-            threads=2, **given,
-        )  # fmt: skip
-
-    def run(self, machine: Machine, *tasks: Task, **options: Any) -> Findings:
-        return self.session(machine, *tasks, **options).run()
-
-    def records(self) -> dict[str, dict[str, int]]:
-        """Knobs by shape, as they are on the disk."""
-        db = tune_db.load("llvm", "x86-64-v3", self.folder)
-        return {record.key.shape: record.knobs for record in db.records.values()}
-
-    def outcomes(self) -> list[str]:
-        return [trial.outcome for trial in self.log.read()]
-
-    def trials(self) -> list[tuple[str, str]]:
-        """Task and knobs of every trial, in order."""
-        return [
-            (t.task, json.dumps(t.knobs, sort_keys=True))
-            for t in self.log.read()
-            if not t.concludes
-        ]
+from xpuc.tuning.trials import KEPT, MEASURED, NOTHING, REFUSED, WRONG
 
 
 @pytest.fixture
@@ -335,79 +285,6 @@ def test_trials_of_other_tasks_stay_in_the_log(tuner: Tuner) -> None:
     findings = tuner.run(Machine(level), task(24), resumes=True)
     assert tuner.log.path.read_text().startswith(before)
     assert [r.task.site.weights[0].rows for r in findings.results] == [24]
-
-
-# --- boards that go away ---
-
-
-def concluded(findings: Findings) -> bool:
-    return all(any(t.concludes for t in result.trials) for result in findings.results)
-
-
-@pytest.mark.parametrize("loads", range(1, 14, 2))
-def test_a_board_lost_at_a_task_loses_nothing(tuner: Tuner, loads: int) -> None:
-    """Two boards measure; of the two that tune, one goes away for good after some loads."""
-    machine = Machine(faster)
-    boards = FakeBoards(machine, 2, lasts=[10**9, 10**9, loads, 10**9])
-    findings = tuner.run(machine, task(16), task(24), task(32), boards=boards)
-    assert concluded(findings)
-    assert tuner.records() == {f"Q8_0:{size}x64": BEST for size in (16, 24, 32)}
-    assert max(Counter(tuner.trials()).values()) == 1
-    assert "boards" not in findings.notes
-
-
-def test_a_board_lost_while_incumbents_are_measured_loses_nothing(tuner: Tuner) -> None:
-    machine = Machine(faster)
-    boards = FakeBoards(machine, 2, lasts=[0, 1, *[10**9] * 4])
-    findings = tuner.run(machine, task(16), task(24), task(32), boards=boards)
-    assert concluded(findings)
-    assert all(result.baseline for result in findings.results)
-
-
-def test_a_candidate_that_loses_its_board_twice_has_crashed_it(tuner: Tuner) -> None:
-    machine = Machine(faster, crashes=lambda knobs: knobs["near"] == 2)
-    boards = FakeBoards(machine)
-    findings = tuner.run(machine, task(16), task(24), boards=boards)
-    assert concluded(findings)
-    assert tuner.records() == {f"Q8_0:{n}x64": {"near": 1, "wide": 1} for n in (16, 24)}
-    crashed = [(t.task, t.knobs["near"]) for t in tuner.log.read() if t.outcome == CRASHED]
-    # (2, 0) and, once wide knobs are the best, (2, 1).
-    assert sorted(crashed) == [(f"linear Q8_0:{n}x64 rows=1", 2) for n in (16, 16, 24, 24)]
-    assert boards.connections == 2 + 2 * len(crashed)  # one a pass, and one after each crash
-
-
-def test_several_candidates_of_a_task_may_crash(tuner: Tuner) -> None:
-    machine = Machine(faster, crashes=lambda knobs: knobs["near"] > 0)
-    assert concluded(tuner.run(machine, task(16)))
-    assert tuner.outcomes().count(CRASHED) >= 2
-    assert tuner.records() == {"Q8_0:16x64": {"near": 0, "wide": 1}}
-
-
-def test_a_kernel_in_use_that_crashes_every_board_is_left_alone(tuner: Tuner) -> None:
-    machine = Machine(faster)
-    boards = FakeBoards(machine, lasts=[0, 0, 0, *[10**9] * 9])
-    findings = tuner.run(machine, task(16), task(24), boards=boards)
-    reasons = {r.task.site.weights[0].rows: r.reason for r in findings.results}
-    assert reasons == {16: "lost a board 3 times (the connection broke)", 24: KEPT}
-
-
-def test_without_any_board_the_notes_say_so(tuner: Tuner) -> None:
-    machine = Machine(faster)
-    findings = tuner.run(machine, task(16), boards=FakeBoards(machine, 2, lasts=[]))
-    assert "no board was left" in findings.notes["boards"]
-    assert [r.reason for r in findings.results] == ["not reached"]
-
-
-def test_what_was_done_before_the_last_board_went_is_kept(tuner: Tuner) -> None:
-    machine = Machine(faster)
-    boards = FakeBoards(machine, lasts=[10**9, 12])  # the first measures both
-    findings = tuner.run(machine, task(16), task(24), boards=boards)
-    assert "no board was left" in findings.notes["boards"]
-    assert [r.reason for r in findings.results] == [KEPT, "not reached"]
-    assert len(tuner.records()) == 1
-    again = tuner.run(machine, task(16), task(24), resumes=True)
-    assert concluded(again)
-    assert max(Counter(tuner.trials()).values()) == 1
 
 
 def test_those_who_watch_see_it_go_on(tuner: Tuner) -> None:

@@ -96,6 +96,12 @@ def test_a_pattern_that_nothing_matches_says_what_there_is(tmp_path: Path) -> No
     assert caught.value.hint.endswith("operations with knobs: head_argmax, linear")
 
 
+def test_without_any_knobs_there_is_nothing_to_tune(tmp_path: Path) -> None:
+    of = artifact(tmp_path / "m.xpuc", operation(sites.attention(1), "attention_split"))
+    with pytest.raises(RequestError, match="no operation has knobs to tune"):
+        subject(of)
+
+
 def test_an_artifact_that_does_not_say_its_operations_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="does not say what it is made of") as caught:
         subject(artifact(tmp_path / "m.xpuc"))

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +131,15 @@ class Builder:
         facts = (dict(task.facts), task.schedule.name, task.target.kind, task.target.cpu)
         with self._lock:  # every board's thread builds
             self._number += 1
-            job = (_build, facts, dict(knobs), self.folder / f"{self._number}.so")
+            job = partial(_build, facts, dict(knobs), self.folder / f"{self._number}.so")
             if self._pool is not None:
                 with suppress(BrokenProcessPool):
-                    return self._pool.submit(*job)
+                    return self._pool.submit(job)
             self._pool = ProcessPoolExecutor(
                 self.workers, multiprocessing.get_context("spawn"),
                 initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C
             )  # fmt: skip
-            return self._pool.submit(*job)
+            return self._pool.submit(job)
 
 
 def _build(facts: tuple[Any, ...], knobs: dict[str, int], library: Path) -> Candidate:

@@ -89,8 +89,12 @@ def subject(path: Path, kernel: str | None = None, options: Options | None = Non
         chunk = options.max_chunk
     tasks = tuple(_tasks(found, machine.facts, chunk))
     chosen = tuple(t for t in tasks if kernel is None or fnmatch.fnmatch(t.name, kernel))
+    if not tasks:
+        raise RequestError(
+            f"{path}: no operation has knobs to tune", "xpuc compile takes it as it is"
+        )
     if not chosen:
-        names = ", ".join(sorted({t.key.op for t in tasks})) or "none"
+        names = ", ".join(sorted({t.key.op for t in tasks}))
         raise RequestError(
             f"--kernel {kernel}: no operation of {path} with knobs is called so",
             f"they are named like 'linear Q4_1:576x576 rows=1'; operations with knobs: {names}",
