@@ -197,6 +197,10 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"grammar": "start: foo"}, 'at 1(8): unknown name: "foo"'),
         ({"grammar": "root ::= foo"}, "Rule 'foo' not found"),
+        ({"grammar": "start: start"}, "grammar does not compile: no answer can begin"),
+        ({"json_schema": {"$ref": "http://a/b"}}, "'http://a/b' is not present"),
+        ({"regex": "(" * 1000}, "(((( ..."),
+        ({"regex": "\ud800"}, "surrogates not allowed"),
         ({"grammar": "x := 3"}, "Expected ::= at line 1"),
     ],
 )
@@ -208,6 +212,7 @@ def test_a_grammar_that_does_not_compile_is_refused_in_two_lines(
         engine.add_request("hello", **asked)
     assert message in refused.value.message
     assert "\n" not in refused.value.message + refused.value.hint
+    assert len(refused.value.message) < 400
     assert not engine.has_work
 
 
