@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
@@ -14,6 +15,7 @@ from xpuc.schedules.llvm.attention_core import (
     NOTHING,
     Accumulators,
     Attention,
+    AttentionKnobs,
     Context,
     Inputs,
     Span,
@@ -28,6 +30,7 @@ from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 __all__ = ["attention_prefill", "attention_reduce", "attention_split", "tile_rows_for"]
 
+_DEFAULTS = AttentionKnobs()
 REGISTERS = 12  # accumulators that fit beside their operands in 16 vector registers
 
 
@@ -35,7 +38,30 @@ def _rows(n: int | None) -> int | Expr:
     return tir.rows_var() if n is None else n
 
 
-def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
+@dataclass(frozen=True)
+class _Segment:
+    """One row before one segment of one head of the pool: row `row` of q, work item `item`."""
+
+    item: Expr
+    row: Expr
+    position: Expr
+    span: Span
+    context: Context
+
+
+def _segment(job: Attention, inputs: Inputs, index: Expr) -> _Segment:
+    """The heads of an item lie beside each other in memory and follow each other here."""
+    item, kv_head = tir.let(index // job.kv_heads), tir.let(index % job.kv_heads)
+    row = tir.let(inputs.work[item, 0])
+    position = tir.let(inputs.positions[row])
+    span = span_of(job, inputs.work[item, 3], position, position)
+    context = inputs.context(job, tir.let(inputs.work[item, 2]), kv_head)
+    return _Segment(item, row, position, span, context)
+
+
+def attention_split(
+    job: Attention, n: int | None, knobs: AttentionKnobs = _DEFAULTS
+) -> tirx.PrimFunc:
     """Attention of single rows to single segments.
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
@@ -43,29 +69,32 @@ def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
     of weighted values, and ml f32 (w, heads, 2), the largest score and the sum of the weights.
     """
     rows = _rows(n)
+    ahead = job.segment_tokens * job.head_dim * tir.size_of(job.kv_dtype) <= knobs.fetch_next
 
     def body() -> None:
         inputs = Inputs.declare(job, rows, tiled=False)
-        items, work = inputs.items, inputs.work
-        acc = tir.arg("acc", (items, job.heads, job.head_dim), "float32")
-        ml = tir.arg("ml", (items, job.heads, 2), "float32")
-        with tir.parallel(0, items * job.kv_heads) as index:
-            item, kv_head = tir.let(index // job.kv_heads), tir.let(index % job.kv_heads)
-            row = tir.let(work[item, 0])
-            position = tir.let(inputs.positions[row])
-            span = span_of(job, work[item, 3], position, position)
-            context = inputs.context(job, tir.let(work[item, 2]), kv_head)
-            for first, count in _portions(job):
-                head = tir.let(kv_head * job.group + first)
-                scores = _Scores(
-                    count, job.segment_tokens + 3 * GROUP
-                )  # _dots writes whole steps of groups
-                _dots(context, inputs.q, (row, head), span, scores)
-                with tir.serial(0, count) as i:
-                    largest, total = softmax(job, scores.buffer, i * scores.pitch, span, position)
-                    tir.store(ml, (item, head + i, 0), largest, 1)
-                    tir.store(ml, (item, head + i, 1), total, 1)
-                _weighted_values(context, span, scores, acc, (item, head))
+        acc = tir.arg("acc", (inputs.items, job.heads, job.head_dim), "float32")
+        ml = tir.arg("ml", (inputs.items, job.heads, 2), "float32")
+        count = inputs.items * job.kv_heads
+        with tir.parallel(0, count) as index:
+            here = _segment(job, inputs, index)
+            # A thread's items follow each other: all but its last are followed by one of its own.
+            following = _segment(job, inputs, tir.let(T.min(index + 1, count - 1)))
+            portions = list(_portions(job))
+            for first, queries in portions:
+                head = tir.let(here.context.kv_head * job.group + first)
+                beside = max(1, knobs.chains // (queries * (GROUP // job.lanes)))
+                scores = _Scores(queries, job.segment_tokens + (beside - 1) * GROUP)
+                fetches = (knobs.fetch_keys, knobs.fetch_values and first == 0)
+                _dots(here, inputs.q, head, scores, beside, fetches)
+                with tir.serial(0, queries) as i:
+                    largest, total = softmax(
+                        job, scores.buffer, i * scores.pitch, here.span, here.position
+                    )
+                    tir.store(ml, (here.item, head + i, 0), largest, 1)
+                    tir.store(ml, (here.item, head + i, 1), total, 1)
+                last = (first, queries) == portions[-1]
+                _weighted_values(here, scores, acc, head, following if ahead and last else None)
 
     return tir.prim_func(f"attention_split_{job.name}_r{n or 'n'}", body)
 
@@ -88,32 +117,38 @@ def _portions(job: Attention) -> Iterator[tuple[int, int]]:
 
 
 def _dots(
-    context: Context, q: Buffer, where: tuple[Expr, Expr], span: Span, scores: _Scores
+    here: _Segment,
+    q: Buffer,
+    head: Expr,
+    scores: _Scores,
+    beside: int,
+    fetches: tuple[bool, bool],
 ) -> None:
-    """The dot products of some heads of one row with the keys of a segment."""
-    job, (row, head) = context.job, where
+    """The dot products of some heads of one row with the keys of a segment.
+
+    Few queries are few chains of fma: `beside` groups side by side keep the multipliers busy.
+    `fetches`: whether to ask for the keys of the next step, and for the values of this one.
+    """
+    span, context, job = here.span, here.context, here.context.job
     vectors = GROUP // job.lanes
-    # Few queries are few chains of fma: groups side by side keep the multipliers busy.
-    beside = max(1, 8 // (scores.queries * vectors))
     with tir.serial(0, (span.g1 - span.g0 + beside - 1) // beside) as step:
         g = tir.let(span.g0 + step * beside)
         # A group past the end is read as the last one again; nobody reads its scores.
         groups = [tir.let(T.min(g + j, span.g1 - 1)) for j in range(2 * beside)]
         places = [context.place(span.first + group * GROUP) for group in groups]
         dots = Accumulators(scores.queries, beside * vectors, job.lanes)
-
-        def add(d: Expr, dots: Accumulators = dots, places: list[Any] = places) -> None:
-            dots.add(
-                lambda i: q[row, (head + i) * job.head_dim + d],
-                lambda v: context.key(places[v // vectors], d, v % vectors),
-            )
-
         with tir.serial(0, job.head_dim // 2) as pair:
-            for here, ahead in zip(places[:beside], places[beside:], strict=True):
-                context.fetch_keys(ahead, pair)
-                context.fetch_values(here, pair)
-            add(2 * pair)
-            add(2 * pair + 1)
+            for now, later in zip(places[:beside], places[beside:], strict=True):
+                if fetches[0]:
+                    for line in range(2 // job.keys_of_line):
+                        context.fetch_keys(later, pair * 2 // job.keys_of_line + line)
+                if fetches[1]:
+                    context.fetch_values(now, pair)
+            for d in (2 * pair, 2 * pair + 1):
+                dots.add(
+                    partial(lambda d, i: q[here.row, (head + i) * job.head_dim + d], d),
+                    partial(lambda d, v: context.key(places[v // vectors], d, v % vectors), d),
+                )
         for i in range(scores.queries):
             for v in range(dots.vectors):
                 t = i * scores.pitch + g * GROUP + v * job.lanes
@@ -121,26 +156,41 @@ def _dots(
 
 
 def _weighted_values(
-    context: Context, span: Span, weights: _Scores, acc: Buffer, where: tuple[Expr, Expr]
+    here: _Segment, weights: _Scores, acc: Buffer, head: Expr, following: _Segment | None
 ) -> None:
-    """The values of a segment, weighted for some heads of one row."""
-    job, (item, head) = context.job, where
+    """The values of a segment, weighted for some heads of one row.
+
+    Meanwhile memory is asked for the keys of the `following` segment.
+    """
+    span, context, job = here.span, here.context, here.context.job
     vectors = _most_vectors(job, weights.queries)
-    with tir.serial(0, job.head_dim // (vectors * job.lanes)) as chunk:
+    chunks = job.head_dim // (vectors * job.lanes)
+    lines = -(-job.key_lines // (chunks * GROUP))
+    with tir.serial(0, chunks) as chunk:
         start = tir.let(chunk * vectors * job.lanes)
         sums = Accumulators(weights.queries, vectors, job.lanes)
         with tir.serial(span.g0, span.g1) as g:
             place = context.place(span.first + g * GROUP)
+            later = [] if following is None else [(following.context, _group_of(following, g))]
             # Not one token further: what lies there is another sequence's, or was never written.
             with tir.serial(0, T.min(GROUP, span.end - g * GROUP)) as t:
+                for sequence, group in later:
+                    for i in range(lines):
+                        sequence.fetch_keys(group, (chunk * GROUP + t) * lines + i)
                 sums.add(
                     lambda i: weights.buffer[i * weights.pitch + g * GROUP + t],
                     lambda v: context.value(place, t, start + v * job.lanes),
                 )
         for i in range(weights.queries):
             for v in range(vectors):
-                index = (item, head + i, start + v * job.lanes)
+                index = (here.item, head + i, start + v * job.lanes)
                 tir.store(acc, index, sums.value(i, v), job.lanes)
+
+
+def _group_of(segment: _Segment, g: Expr) -> tuple[Expr, Expr]:
+    """The place of group `g` of a segment, or of its last one."""
+    group = tir.let(T.min(g, segment.span.g1 - 1))
+    return segment.context.place(segment.span.first + group * GROUP)
 
 
 def _most_vectors(job: Attention, queries: int) -> int:

@@ -14,6 +14,18 @@ from xpuc.schedules.llvm.tir import Buffer, Expr, T
 GROUP = 16  # tokens loaded together; a group never crosses a block of the pool
 NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
 _LINE = 64  # bytes of a cache line
+_LOG2E = 1.4426950408889634
+_NO_WEIGHT = -127.0  # 2^-127 has the exponent bits 0 and counts as 0
+_ROUNDER = 12582912.0 + 127.0  # 1.5 * 2^23: adding it rounds, and leaves the exponent bits lowest
+# (2^f - 1) / f on [-1/2, 1/2], highest power first (Cephes exp2f)
+_POWER = (
+    1.535336188319500e-4,
+    1.339887440266574e-3,
+    9.618437357674640e-3,
+    5.550332471162809e-2,
+    2.402264791363012e-1,
+    6.931472028550421e-1,
+)
 
 
 @dataclass(frozen=True)
@@ -54,12 +66,40 @@ class Attention:
         return self.softcap or self.scale
 
     @property
+    def keys_of_line(self) -> int:
+        """Dimensions of a group's keys that share a cache line."""
+        return max(1, _LINE // (self.block_tokens * tir.size_of(self.kv_dtype)))
+
+    @property
+    def key_lines(self) -> int:
+        """Cache lines that hold a group's keys."""
+        return self.head_dim // self.keys_of_line
+
+    @property
     def name(self) -> str:
         """The part of a kernel's name that tells this layer from others."""
         words = [f"{self.heads}_{self.kv_heads}_{self.head_dim}", self.kv_dtype]
         words += [f"w{self.window}"] if self.window else []
         words += ["cap"] if self.softcap else []
         return "_".join(words)
+
+
+@dataclass(frozen=True)
+class AttentionKnobs:
+    """How attention uses a core. No result depends on it.
+
+    `chains`: chains of fma that the dot products of decode keep going, groups side by side where
+    queries are few. `fetch_keys`, `fetch_values`: whether decode asks for the next groups' keys and
+    for the segment's values while it takes dot products. `fetch_next`: the bytes of keys up to
+    which it asks, while it adds values, for the keys of its next work item. `tile_queries`: queries
+    of one register tile of prefill.
+    """
+
+    chains: int = 12
+    fetch_keys: bool = True
+    fetch_values: bool = True
+    fetch_next: int = 32768
+    tile_queries: int = 6
 
 
 @dataclass(frozen=True)
@@ -91,12 +131,10 @@ class Context:
             tir.load(self.values, (block, self.kv_head, offset + t, d), self.job.lanes)
         )
 
-    def fetch_keys(self, place: tuple[Expr, Expr], i: Expr) -> None:
-        """Ask for the keys of a group at dimensions 2i and 2i + 1."""
+    def fetch_keys(self, place: tuple[Expr, Expr], line: Expr) -> None:
+        """Ask for cache line `line` of the `key_lines` of a group."""
         block, offset = place
-        row_bytes = self.job.block_tokens * tir.size_of(self.job.kv_dtype)
-        for d in range(0, 2, max(1, _LINE // row_bytes)):
-            tir.prefetch(self.keys, (block, self.kv_head, 2 * i + d, offset))
+        tir.prefetch(self.keys, (block, self.kv_head, line * self.job.keys_of_line, offset))
 
     def fetch_values(self, place: tuple[Expr, Expr], i: Expr) -> None:
         """Ask for as many of a group's values, which lie together, from the same share on."""
@@ -216,30 +254,66 @@ def softmax(
     for v in range(vectors):
         tir.store(best, v * lanes, tir.const(NOTHING, "float32", lanes), lanes)
         tir.store(sums, v * lanes, tir.const(0.0, "float32", lanes), lanes)
-    with tir.serial(span.g0, span.g1) as g:
-        for v in range(vectors):
-            t = tir.let(g * GROUP + v * lanes)
-            score = tir.load(scores, base + t, lanes)
-            if job.softcap is not None:
-                inner = tir.const(job.scale / job.softcap, "float32", lanes)
-                score = vmath.tanh(score * inner, lanes)
-                tir.store(scores, base + t, score, lanes)
-            score = T.min(score, _limit(job, span, t, position))
-            tir.store(best, v * lanes, T.max(tir.load(best, v * lanes, lanes), score), lanes)
+    stretches = _stretches(job, span, position)
+    for g0, g1, seen in stretches:
+        with tir.serial(g0, g1) as g:
+            for v in range(vectors):
+                t = tir.let(g * GROUP + v * lanes)
+                score = tir.load(scores, base + t, lanes)
+                if job.softcap is not None:
+                    inner = tir.const(job.scale / job.softcap, "float32", lanes)
+                    score = vmath.tanh(score * inner, lanes)
+                    tir.store(scores, base + t, score, lanes)
+                score = score if seen else T.min(score, _limit(job, span, t, position))
+                tir.store(best, v * lanes, T.max(tir.load(best, v * lanes, lanes), score), lanes)
     top = reduce(T.max, [tir.load(best, v * lanes, lanes) for v in range(vectors)])
     largest = tir.fold_float(top, lanes, T.max)
-    with tir.serial(span.g0, span.g1) as g:
-        for v in range(vectors):
-            t = tir.let(g * GROUP + v * lanes)
-            # Not stored above: storing a score over itself where it is hidden makes a masked
-            # store of it, which takes 12 cycles of an AMD core.
-            score = T.min(tir.load(scores, base + t, lanes), _limit(job, span, t, position))
-            difference = score - tir.splat(largest, lanes)
-            weight = vmath.exp(difference * tir.const(job.factor, "float32", lanes), lanes)
-            tir.store(scores, base + t, weight, lanes)
-            tir.store(sums, v * lanes, tir.load(sums, v * lanes, lanes) + weight, lanes)
+    for g0, g1, seen in stretches:
+        with tir.serial(g0, g1) as g:
+            for v in range(vectors):
+                t = tir.let(g * GROUP + v * lanes)
+                # Not stored above: storing a score over itself where it is hidden makes a masked
+                # store of it, which takes 12 cycles of an AMD core.
+                score = tir.load(scores, base + t, lanes)
+                score = score if seen else T.min(score, _limit(job, span, t, position))
+                weight = _weight(job, score - tir.splat(largest, lanes), lanes)
+                tir.store(scores, base + t, weight, lanes)
+                tir.store(sums, v * lanes, tir.load(sums, v * lanes, lanes) + weight, lanes)
     total = tir.tree_sum([tir.load(sums, v * lanes, lanes) for v in range(vectors)])
     return largest, tir.fold_float(total, lanes, tir.add)
+
+
+def _stretches(job: Attention, span: Span, position: Expr) -> list[tuple[Expr, Expr, bool]]:
+    """(first group, end, whether a row sees all of their tokens): the groups in ascending order."""
+    own = position - span.first
+    end = tir.let(T.max(span.g0, T.min(span.g1, (own + 1) // GROUP)))
+    after = (end, span.g1, False)
+    if not job.window:
+        return [(span.g0, end, True), after]
+    start = (own - job.window + GROUP) // GROUP
+    start = tir.let(T.max(span.g0, T.min(end, start)))
+    return [(span.g0, start, False), (start, end, True), after]
+
+
+def _weight(job: Attention, difference: Expr, lanes: int) -> Expr:
+    """exp(difference * factor) of a difference <= 0: relative error below 1e-6 where it counts.
+
+    As a power of two; from 2^-126.5 down it is exactly 0. NaN for NaN.
+    """
+
+    def c(value: float) -> Expr:
+        return tir.const(value, "float32", lanes)
+
+    scale = job.factor * _LOG2E
+    # The constant stands first: the maximum of TIR is the second operand when one is NaN.
+    x = tir.let(T.max(c(_NO_WEIGHT / scale), difference))
+    shifted = tir.let(tir.fma(x, c(scale), c(_ROUNDER), lanes))
+    f = tir.let(tir.fma(x, c(scale), c(_ROUNDER) - shifted, lanes))
+    power = c(_POWER[0])
+    for coefficient in (*_POWER[1:], 1.0):
+        power = tir.fma(power, f, c(coefficient), lanes)
+    exponent = T.shift_left(tir.bits(shifted, "int32", lanes), tir.const(23, "int32", lanes))
+    return tir.let(power * tir.bits(exponent, "float32", lanes))
 
 
 def _limit(job: Attention, span: Span, t: Expr, position: Expr) -> Expr:
@@ -279,7 +353,7 @@ def merge(job: Attention, before: Expr, segment: Expr, lanes: int = 1) -> Merge:
     before, segment = tir.let(before), tir.let(segment)
     one = tir.const(1.0, "float32", lanes)
     distance = T.min(before - segment, segment - before)
-    shrink = vmath.exp(distance * tir.const(job.factor, "float32", lanes), lanes)
+    shrink = _weight(job, distance, lanes)
     return Merge(
         tir.let(T.Select(segment > before, segment, before)),
         tir.let(T.Select(segment > before, shrink, one)),

@@ -13,6 +13,7 @@ from xpuc.schedules.llvm.attention_core import (
     NOTHING,
     Accumulators,
     Attention,
+    AttentionKnobs,
     Context,
     Inputs,
     Span,
@@ -23,7 +24,7 @@ from xpuc.schedules.llvm.attention_core import (
 )
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
-QUERIES = 6  # queries of one register tile: 6 x 2 accumulators beside their operands
+_DEFAULTS = AttentionKnobs()
 _TILE_QUERIES = 48  # rows x heads of a tile: its scores and sums stay in a 512 KiB cache
 
 
@@ -40,11 +41,12 @@ _LARGEST, _TOTAL, _SEGMENT_LARGEST, _SEGMENT_TOTAL, _KEEP, _TAKE = range(6)
 class _Scratch:
     """A thread's buffers for one tile at a time, f32. Query m = row * group + head.
 
-    `q` and `sums` hold head_dim values a query, `scores` segment_tokens; `state` has six rows of
-    `pitch` queries; `panel` is one group of keys, or the values of one segment in one strip of
-    columns.
+    Register tiles are of `queries` queries. `q` and `sums` hold head_dim values a query, `scores`
+    segment_tokens; `state` has six rows of `pitch` queries; `panel` is one group of keys, or the
+    values of one segment in one strip of columns.
     """
 
+    queries: int
     pitch: int
     q: Buffer
     sums: Buffer
@@ -53,13 +55,14 @@ class _Scratch:
     panel: Buffer
 
     @staticmethod
-    def declare(job: Attention, rows: int) -> _Scratch:
+    def declare(job: Attention, rows: int, queries: int) -> _Scratch:
         """For tiles of at most `rows` rows, in whole register tiles and whole vectors."""
-        whole = math.lcm(QUERIES, job.lanes)
+        whole = math.lcm(queries, job.lanes)
         pitch = -(-rows * job.group // whole) * whole
         panel = max(job.head_dim * GROUP, job.segment_tokens * _strip(job) * job.lanes)
         sizes = (pitch * job.head_dim, pitch * job.head_dim, pitch * job.segment_tokens, 6 * pitch)
-        return _Scratch(pitch, *(tir.scratch(size, "float32") for size in (*sizes, panel)))
+        buffers = (tir.scratch(size, "float32") for size in (*sizes, panel))
+        return _Scratch(queries, pitch, *buffers)
 
     def at(self, row: int, m: Expr) -> Expr:
         """Where `state` holds row `row` of query m."""
@@ -79,10 +82,16 @@ class _Tile:
 
     @property
     def query_tiles(self) -> Expr:
-        return (self.rows * self.job.group + QUERIES - 1) // QUERIES
+        queries = self.scratch.queries
+        return (self.rows * self.job.group + queries - 1) // queries
 
 
-def attention_prefill(job: Attention, n: int | None, tile_rows: int | None = None) -> tirx.PrimFunc:
+def attention_prefill(
+    job: Attention,
+    n: int | None,
+    tile_rows: int | None = None,
+    knobs: AttentionKnobs = _DEFAULTS,
+) -> tirx.PrimFunc:
     """Causal attention of tiles of rows.
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (first row, rows,
@@ -104,7 +113,7 @@ def attention_prefill(job: Attention, n: int | None, tile_rows: int | None = Non
         with tir.parallel(0, (count + 1) // 2 * job.kv_heads) as index:
             end = tir.let(index // job.kv_heads)
             kv_head = tir.let(tir.cast(index % job.kv_heads, "int32"))
-            scratch = _Scratch.declare(job, most)
+            scratch = _Scratch.declare(job, most, knobs.tile_queries)
             with tir.serial(0, 2) as side:
                 tile = tir.let(T.Select(side == 0, end, count - 1 - end))
                 with tir.when(tirx.Or(side == 0, tile != end)):
@@ -172,7 +181,7 @@ def _attend(tile: _Tile, out: Buffer, kv_head: Expr) -> None:
 
 def _dots(tile: _Tile, span: Span) -> None:
     """The scores of every query with the groups of a segment."""
-    job, vectors = tile.job, GROUP // tile.job.lanes
+    job, queries, vectors = tile.job, tile.scratch.queries, GROUP // tile.job.lanes
     with tir.serial(span.g0, span.g1) as g:
         place = tile.context.place(span.first + g * GROUP)
         with tir.serial(0, job.head_dim) as d:
@@ -180,14 +189,14 @@ def _dots(tile: _Tile, span: Span) -> None:
                 key = tile.context.key(place, d, v)
                 tir.store(tile.scratch.panel, d * GROUP + v * job.lanes, key, job.lanes)
         with tir.serial(0, tile.query_tiles) as block:
-            m = tir.let(block * QUERIES)
-            dots = Accumulators(QUERIES, vectors, job.lanes)
+            m = tir.let(block * queries)
+            dots = Accumulators(queries, vectors, job.lanes)
             with tir.serial(0, job.head_dim) as d:
                 dots.add(
                     lambda i: tile.scratch.q[(m + i) * job.head_dim + d],
                     lambda v: tir.load(tile.scratch.panel, d * GROUP + v * job.lanes, job.lanes),
                 )
-            for i in range(QUERIES):
+            for i in range(queries):
                 for v in range(vectors):
                     t = (m + i) * job.segment_tokens + g * GROUP + v * job.lanes
                     tir.store(tile.scratch.scores, t, dots.value(i, v), job.lanes)
@@ -217,7 +226,7 @@ def _merge(tile: _Tile) -> None:
 
 def _add_values(tile: _Tile, span: Span) -> None:
     """The values of a segment, weighted, joined to the sums of every query."""
-    job, vectors = tile.job, _strip(tile.job)
+    job, queries, vectors = tile.job, tile.scratch.queries, _strip(tile.job)
     width = vectors * job.lanes
     with tir.serial(0, job.head_dim // width) as strip:
         column = tir.let(strip * width)
@@ -233,15 +242,15 @@ def _add_values(tile: _Tile, span: Span) -> None:
                         job.lanes,
                     )
         with tir.serial(0, tile.query_tiles) as block:
-            m = tir.let(block * QUERIES)
-            sums = Accumulators(QUERIES, vectors, job.lanes)
+            m = tir.let(block * queries)
+            sums = Accumulators(queries, vectors, job.lanes)
             # Up to the last token written: what lies behind it may be another sequence's.
             with tir.serial(span.g0 * GROUP, span.end) as t:
                 sums.add(
                     lambda i: tile.scratch.scores[(m + i) * job.segment_tokens + t],
                     lambda v: tir.load(tile.scratch.panel, t * width + v * job.lanes, job.lanes),
                 )
-            for i in range(QUERIES):
+            for i in range(queries):
                 _join(tile, sums, (i, m + i), column)
 
 

@@ -13,10 +13,11 @@ from activations import q8a_shapes
 from kernel_calls import build, call
 
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
-from xpuc.schedules.llvm.attention_core import Attention
+from xpuc.schedules.llvm.attention_core import Attention, AttentionKnobs
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
 from xpuc.schedules.llvm.quantize import quantize
 
+DEFAULTS = AttentionKnobs()
 SMOLLM2 = Attention(9, 3, 64, 64**-0.5)
 GEMMA3 = Attention(4, 1, 256, 256**-0.5, window=40)
 LAYERS = [
@@ -104,7 +105,12 @@ def expected(data: Paged) -> Any:
 
 
 def decode(
-    data: Paged, rows: list[int] | None = None, *, static: bool = False, q8: bool = False
+    data: Paged,
+    rows: list[int] | None = None,
+    *,
+    static: bool = False,
+    q8: bool = False,
+    knobs: AttentionKnobs = DEFAULTS,
 ) -> list[Any]:
     """One tile for each row of the step (or for `rows`, of a step that holds only them)."""
     job, n = data.job, len(data.q)
@@ -121,7 +127,7 @@ def decode(
         work += [(i, 1, seq, segment) for segment in segments]
     work, tiles = np.array(work, np.int32), np.array(tiles, np.int32)
     n, w = len(q), len(work)
-    split = built(attention_split, job, n if static else None)
+    split = built(attention_split, job, n if static else None, knobs)
     acc, ml = call(
         split,
         [q, positions, work, data.block_table, *data.pools],
@@ -135,7 +141,12 @@ def decode(
     return call(reduce, [acc, ml, tiles], shapes)
 
 
-def prefill(data: Paged, tile_rows: int | None = None, static: bool = False) -> Any:
+def prefill(
+    data: Paged,
+    tile_rows: int | None = None,
+    static: bool = False,
+    knobs: AttentionKnobs = DEFAULTS,
+) -> Any:
     job, n = data.job, len(data.q)
     most = tile_rows or tile_rows_for(job.heads, job.kv_heads, job.head_dim)
     work = [
@@ -146,7 +157,7 @@ def prefill(data: Paged, tile_rows: int | None = None, static: bool = False) -> 
     tiles = [(row, n_rows, i, 1) for i, (row, n_rows, _, _) in enumerate(work)]
     index = [np.array(items, np.int32) for items in (tiles, work)]
     inputs = [data.q, data.positions, *index, data.block_table, *data.pools]
-    kernel = built(attention_prefill, job, n if static else None, tile_rows)
+    kernel = built(attention_prefill, job, n if static else None, tile_rows, knobs)
     (out,) = call(kernel, inputs, [(data.q.shape, "float32")])
     return out
 
@@ -172,6 +183,21 @@ def test_prefill_equals_decode_bit_for_bit(job: Attention) -> None:
 def test_the_size_of_tiles_changes_no_bit(job: Attention) -> None:
     data = paged(job, [(61, 61), (290, 37), (5, 1)])
     np.testing.assert_array_equal(prefill(data, tile_rows=5, static=True), prefill(data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        AttentionKnobs(chains=1, fetch_keys=False, fetch_values=False, fetch_next=0),
+        AttentionKnobs(chains=24, fetch_next=1 << 20, tile_queries=4),
+    ],
+)
+@pytest.mark.parametrize("job", LAYERS[:4], ids=described)
+def test_knobs_change_no_bit(job: Attention, knobs: AttentionKnobs) -> None:
+    data = paged(job, [(1, 1), (300, 9), (129, 1)])
+    np.testing.assert_array_equal(decode(data, knobs=knobs)[0], decode(data)[0])
+    np.testing.assert_array_equal(prefill(data, knobs=knobs), prefill(data))
 
 
 @pytest.mark.slow
