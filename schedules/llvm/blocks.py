@@ -2,7 +2,7 @@
 
 Decoding a sub-block (32 columns of 8 rows, or of a single row for the embedding) emits its vectors.
 A weight is `scale * factor * (q - offset) + minimum * min_factor`, with the scales per row, the
-factors per row or per row and half (16 columns), and everything but q optional.
+factors small integers per row and half (16 columns), and everything but q and scale optional.
 """
 
 from __future__ import annotations
@@ -42,24 +42,29 @@ class View:
         """One number of each row as f32."""
         return tir.let(tir.cast(self.load(name, start, 1), "float32", self.lanes))
 
+    def int32(self, name: str, start: Expr) -> Expr:
+        """One number of each row as int32."""
+        return tir.let(tir.cast(self.load(name, start, 1), "int32", self.lanes))
+
     def bytes(self, name: str, sub_block: Expr) -> tuple[Expr, ...]:
         """The 8 vectors of a sub-block that are stored as whole bytes."""
         return tuple(self.load(name, sub_block * COLUMNS + 4 * v, 4) for v in range(8))
 
-    def quants(self, name: str, sub_block: Expr, bits: int) -> tuple[Expr, ...]:
-        """The 8 vectors of a sub-block stored as `packing.pack_bits` lays them out."""
+    def quants(self, name: str, sub_block: Expr, bits: int, raised: int = 0) -> tuple[Expr, ...]:
+        """The 8 vectors of a sub-block stored as `packing.pack_bits` lays them out.
+
+        Those of the second half come times 2 ** `raised`, which spares shifts.
+        """
         lanes = 4 * self.lanes
         start = sub_block * bits * 4
         units = [tir.let(self.load(name, start + 4 * i, 4)) for i in range(bits)]
-        return tuple(_joined(units, pieces, lanes) for pieces in PIECES[bits])
+        return tuple(
+            _joined(units, pieces, lanes, raised * (v // 4))
+            for v, pieces in enumerate(PIECES[bits])
+        )
 
 
-@dataclass(frozen=True)
-class Factors:
-    """Small multipliers: `per_row` bytes for each row, one of all columns or one of each half."""
-
-    values: Expr
-    per_row: int
+Halves = tuple[Expr, Expr]  # of the first 16 columns and of the others; one object if equal
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class SubBlock:
     """32 columns of `lanes` rows.
 
     `quants`: 8 vectors of bytes, lane `row * 4 + t` of vector v is column 4 v + t; unsigned ones
-    reach up to `top`, signed ones have `top` None. `scale` and `minimum`: f32, one a row.
+    reach up to `top`, signed ones have `top` None. `scale` and `minimum`: f32, one a row. Factors:
+    int32 that fit int16, one a row, so that products with them stay exact.
     """
 
     lanes: int
@@ -75,13 +81,24 @@ class SubBlock:
     scale: Expr
     top: int | None = None
     offset: int = 0
-    factors: Factors | None = None
+    factors: Halves | None = None
     minimum: Expr | None = None
-    min_factors: Factors | None = None
+    min_factors: Halves | None = None
 
 
-def _joined(units: list[Expr], pieces: tuple[tuple[int, int, int], ...], lanes: int) -> Expr:
-    value, taken = None, 0
+@dataclass(frozen=True)
+class Constant:
+    """What every unit of x adds to a product: `value`, f32, times the half's factor, also f32."""
+
+    value: Expr
+    factors: Halves | None = None
+
+
+def _joined(
+    units: list[Expr], pieces: tuple[tuple[int, int, int], ...], lanes: int, taken: int
+) -> Expr:
+    """The pieces next to each other from bit `taken` up."""
+    value = None
     for byte, low, count in pieces:
         mask = ((1 << count) - 1) << taken
         shift = tir.const(low - taken, "uint8", lanes)
@@ -94,7 +111,7 @@ def _joined(units: list[Expr], pieces: tuple[tuple[int, int, int], ...], lanes: 
 
 def columns(sub: SubBlock) -> list[Expr]:
     """The 32 columns of 8 rows as f32 vectors."""
-    scales, minimums = half_values(sub.factors, sub.scale, sub.lanes), _minimums(sub)
+    scales, minimums = _scaled(sub.scale, sub.factors, sub.lanes), _minimums(sub)
     result = []
     for c in range(COLUMNS):
         vector, t = sub.quants[c // 4], c % 4
@@ -106,7 +123,7 @@ def columns(sub: SubBlock) -> list[Expr]:
 def quads(sub: SubBlock) -> list[Expr]:
     """The 32 columns of a single row as 8 f32 vectors of 4 columns."""
     assert sub.lanes == 1
-    scales, minimums = half_values(sub.factors, sub.scale, 1), _minimums(sub)
+    scales, minimums = _scaled(sub.scale, sub.factors, 1), _minimums(sub)
     result = []
     for v, vector in enumerate(sub.quants):
         q = tir.cast(tir.cast(vector, "int32", 4) - tir.const(sub.offset, "int32", 4), "float32", 4)
@@ -116,53 +133,39 @@ def quads(sub: SubBlock) -> list[Expr]:
     return result
 
 
-def split_halves(factors: Factors, lanes: int) -> tuple[Expr, Expr]:
-    """The factors of each half of the columns, one byte a row."""
-    if factors.per_row == 1:
-        return factors.values, factors.values
-    first, second = (
-        tir.shuffle(factors.values, [2 * row + half for row in range(lanes)]) for half in (0, 1)
-    )
-    return first, second
+def constant(sub: SubBlock, bias: int) -> Constant | None:
+    """The minimum, or the offset taken off with the `bias` that products add to every quant."""
+    value, factors, shift = sub.minimum, sub.min_factors, sub.offset + bias
+    if shift:
+        assert value is None, "a minimum beside an offset"
+        value, factors = sub.scale * tir.const(-shift, "float32", sub.lanes), sub.factors
+    if value is None or factors is None:
+        return None if value is None else Constant(tir.let(value))
+    first, second = _floats(factors, sub.lanes)
+    if first is second:
+        return Constant(tir.let(value * first))
+    return Constant(tir.let(value), (first, second))
 
 
-def half_values(factors: Factors | None, scale: Expr, lanes: int) -> tuple[Expr, Expr]:
-    """scale * factor as f32 for each half of the columns."""
+def _floats(factors: Halves, lanes: int) -> Halves:
+    first = tir.let(tir.cast(factors[0], "float32", lanes))
+    if factors[0] is factors[1]:
+        return first, first
+    return first, tir.let(tir.cast(factors[1], "float32", lanes))
+
+
+def _scaled(scale: Expr, factors: Halves | None, lanes: int) -> Halves:
+    """scale * factor as f32."""
     if factors is None:
         return scale, scale
-    if factors.per_row == 1:
-        value = tir.let(scale * tir.cast(factors.values, "float32", lanes))
-        return value, value
-    first, second = (
-        tir.let(scale * tir.cast(f, "float32", lanes)) for f in split_halves(factors, lanes)
-    )
+    first, second = (tir.let(scale * f) for f in _floats(factors, lanes))
     return first, second
 
 
-def _minimums(sub: SubBlock) -> tuple[Expr, Expr] | None:
+def _minimums(sub: SubBlock) -> Halves | None:
     if sub.minimum is None:
         return None
-    return half_values(sub.min_factors, sub.minimum, sub.lanes)
-
-
-def half_constants(sub: SubBlock, scales: tuple[Expr, Expr], bias: int) -> tuple[Expr, Expr] | None:
-    """What each half adds for every unit of x: the minimum, and the offset taken off.
-
-    `bias` is what the products have added to every quant besides. None: there is nothing to add.
-    """
-    minimums, shift = _minimums(sub), sub.offset + bias
-    if not shift:
-        return minimums
-    off = tir.const(-shift, "float32", sub.lanes)
-    if minimums is None and scales[0] is scales[1]:
-        both = tir.let(scales[0] * off)
-        return both, both
-    if minimums is None:
-        return tir.let(scales[0] * off), tir.let(scales[1] * off)
-    first, second = (
-        tir.let(tir.fma(s, off, m, sub.lanes)) for s, m in zip(scales, minimums, strict=True)
-    )
-    return first, second
+    return _scaled(sub.minimum, sub.min_factors, sub.lanes)
 
 
 def _weight(

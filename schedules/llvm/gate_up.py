@@ -14,12 +14,14 @@ from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import (
     LinearKnobs,
     Operand,
+    Part,
     Product,
     Tile,
     Weight,
     activation_args,
     kernel_name,
     operand_args,
+    side_by_side,
     tile_rows,
     tiles,
 )
@@ -122,8 +124,13 @@ class _Gated:
         accs: tuple[Buffer, Buffer],
         use: Callable[[Expr, Expr], None],
     ) -> None:
-        for operand, acc in zip(self.pair, accs, strict=True):
-            self.product.emit(operand, group, tile, acc)
+        parts = [Part(o, group, acc) for o, acc in zip(self.pair, accs, strict=True)]
+        same = len({o.weight.format for o in self.pair}) == 1
+        if same and side_by_side(self.rows, self.product.knobs) > 1:
+            self.product.emit(parts, tile)
+        else:
+            for part in parts:
+                self.product.emit([part], tile)
 
         def combine(i: Expr) -> None:
             gate, up = (tir.load(acc, i * ROWS, ROWS) for acc in accs)

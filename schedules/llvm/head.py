@@ -11,14 +11,17 @@ from xpuc.schedules.llvm.isa import Isa
 from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import (
     LinearKnobs,
+    Part,
     Product,
     Tile,
     Weight,
     activation_args,
     kernel_name,
     operand_args,
+    side_by_side,
     tile_rows,
     tiles,
+    turn_groups,
 )
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
@@ -48,24 +51,30 @@ def head_argmax(
         x = activation_args(activation, k, rows)
         operand = operand_args(weight, k, "w")
         ids = tir.arg("ids", (rows,), "int32")
-        groups = -(-n_vocab // ROWS)
-        size = -(-groups // _CHUNKS)
-        chunks = -(-groups // size)
-        found = _Best(tir.scratch(rows * chunks, "float32"), tir.scratch(rows * chunks, "int32"))
+        groups, count = -(-n_vocab // ROWS), side_by_side(rows, knobs)
+        steps = -(-groups // count)
+        size = -(-steps // _CHUNKS)
+        chunks = -(-steps // size)
+        found = _Best.of(rows * count * chunks)
         product = Product(x, isa, knobs)
         slots = tile_rows(rows, knobs.m_tile) * ROWS
         with tir.parallel(0, tir.long(chunks)) as chunk:
-            acc = tir.scratch(slots, "float32")
-            lanes = _Lanes(*(tir.scratch(slots, d) for d in ("float32", "int32", "int32")))
+            accs = [tir.scratch(slots, "float32") for _ in range(count)]
+            walks = [_Lanes.of(slots) for _ in range(count)]
             with tiles(rows, knobs.m_tile) as tile:
-                lanes.clear(tile)
-                last = T.min(tir.long(groups), (chunk + 1) * size)
-                with tir.serial(chunk * size, last) as group:
-                    product.emit(operand, group, tile, acc)
-                    lanes.update(group, tile, acc, n_vocab)
-                lanes.finish(tile, found, chunks, chunk)
+                for lanes in walks:
+                    lanes.clear(tile)
+                last = T.min(tir.long(steps), (chunk + 1) * size)
+                with tir.serial(chunk * size, last) as step:
+                    turn = zip(turn_groups(groups, step, count), accs, strict=True)
+                    parts = [Part(operand, group, acc) for group, acc in turn]
+                    product.emit(parts, tile)
+                    for part, lanes in zip(parts, walks, strict=True):
+                        lanes.update(part.group, tile, part.acc, n_vocab)
+                for i, lanes in enumerate(walks):  # the second walk comes after all of the first
+                    lanes.finish(tile, found, count * chunks, i * chunks + chunk)
         with tir.serial(0, rows) as row:
-            found.reduce(row, chunks, ids)
+            found.reduce(row, count * chunks, ids)
 
     return tir.prim_func(kernel_name(f"argmax_{n_vocab}", (weight,), k, n, activation), body)
 
@@ -76,6 +85,11 @@ class _Best:
 
     values: Buffer
     indices: Buffer
+
+    @classmethod
+    def of(cls, size: Expr) -> _Best:
+        """Room for `size` of them."""
+        return cls(tir.scratch(size, "float32"), tir.scratch(size, "int32"))
 
     def reduce(self, row: Expr, chunks: int, ids: Buffer) -> None:
         """The best of all chunks, which ascend."""
@@ -103,6 +117,11 @@ class _Lanes:
     best: Buffer
     index: Buffer
     bits: Buffer
+
+    @classmethod
+    def of(cls, size: int) -> _Lanes:
+        """Room for `size` lanes."""
+        return cls(*(tir.scratch(size, d) for d in ("float32", "int32", "int32")))
 
     def clear(self, tile: Tile) -> None:
         def one(i: Expr) -> None:

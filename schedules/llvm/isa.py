@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from xpuc.schedules.llvm import tir
-from xpuc.schedules.llvm.blocks import SubBlock
+from xpuc.schedules.llvm.blocks import Halves, SubBlock
 from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.quantize import Q8a
 from xpuc.schedules.llvm.tir import Expr, T
@@ -56,7 +56,7 @@ class Isa(Protocol):
     name: str
 
     def dot(self, sub: SubBlock) -> Dot:
-        """The sums of (q + bias) * x over each half of the 32 columns: two int32x8."""
+        """factor * (the sum of (q + bias) * x), of each half of the 32 columns: two int32x8."""
 
     def bias(self, sub: SubBlock) -> int:
         """What `dot` has added to every quant."""
@@ -83,14 +83,14 @@ class Avx2:
         else:
             products = [_times(tir.let(q)) for q in sub.quants]
             fit = min(4, _INT16 // (2 * sub.top * _LARGEST))
-        ones = tir.const(1, "int16", 2 * ROWS)
+        factors = _repeated(sub.factors)
 
-        def half(row: Row, first: int) -> Expr:
-            pairs = [products[v](row.quad(v)) for v in range(first, first + 4)]
+        def half(row: Row, h: int) -> Expr:
+            pairs = [products[v](row.quad(v)) for v in range(4 * h, 4 * h + 4)]
             runs = [pairs[i : i + fit] for i in range(0, 4, fit)]
-            return tir.tree_sum(_maddwd(tir.tree_sum(run), ones) for run in runs)
+            return tir.tree_sum(_maddwd(tir.tree_sum(run), factors[h]) for run in runs)
 
-        return lambda row: (half(row, 0), half(row, 4))
+        return lambda row: (half(row, 0), half(row, 1))
 
     def bias(self, sub: SubBlock) -> int:
         return 0
@@ -110,13 +110,13 @@ class Vnni(Avx2):
     def dot(self, sub: SubBlock) -> Dot:
         weights = [tir.let(self._unsigned(q) if sub.top is None else q) for q in sub.quants]
 
-        def half(row: Row, first: int) -> Expr:
+        def half(row: Row, h: int) -> Expr:
             total = tir.const(0, "int32", ROWS)
-            for v in range(first, first + 4):
+            for v in range(4 * h, 4 * h + 4):
                 total = _x86("int32x8", "avx512.vpdpbusd.256", total, weights[v], row.quad(v))
-            return total
+            return _times_factor(total, sub.factors, h)
 
-        return lambda row: (half(row, 0), half(row, 4))
+        return lambda row: (half(row, 0), half(row, 1))
 
     def bias(self, sub: SubBlock) -> int:
         return 128 if sub.top is None else 0
@@ -136,15 +136,16 @@ class Generic:
         weights = [tir.let(tir.cast(q, "int16", 4 * ROWS)) for q in sub.quants]
         fit = min(4, _INT16 // ((sub.top or 128) * _LARGEST))
 
-        def half(row: Row, first: int) -> Expr:
+        def half(row: Row, h: int) -> Expr:
             products = [
                 weights[v] * tir.cast(row.quad(v), "int16", 4 * ROWS)
-                for v in range(first, first + 4)
+                for v in range(4 * h, 4 * h + 4)
             ]
             runs = [products[i : i + fit] for i in range(0, 4, fit)]
-            return tir.tree_sum(_sum_of_four(tir.tree_sum(run)) for run in runs)
+            total = tir.tree_sum(_sum_of_four(tir.tree_sum(run)) for run in runs)
+            return _times_factor(total, sub.factors, h)
 
-        return lambda row: (half(row, 0), half(row, 4))
+        return lambda row: (half(row, 0), half(row, 1))
 
     def bias(self, sub: SubBlock) -> int:
         return 0
@@ -163,6 +164,20 @@ def _maddubs(unsigned: Expr, signed: Expr) -> Expr:
 
 def _maddwd(a: Expr, b: Expr) -> Expr:
     return _x86("int32x8", "avx2.pmadd.wd", a, b)
+
+
+def _repeated(factors: Halves | None) -> Halves:
+    """Each factor twice as int16, which vpmaddwd then multiplies pairs with."""
+    if factors is None:
+        ones = tir.const(1, "int16", 2 * ROWS)
+        return ones, ones
+    twice = [2 * (i // 2) for i in range(2 * ROWS)]
+    first, second = (tir.let(tir.shuffle(tir.bits(f, "int16", 2 * ROWS), twice)) for f in factors)
+    return first, second
+
+
+def _times_factor(total: Expr, factors: Halves | None, h: int) -> Expr:
+    return total if factors is None else total * factors[h]
 
 
 def _times(weights: Expr) -> Callable[[Expr], Expr]:

@@ -13,15 +13,17 @@ from xpuc.schedules.llvm.isa import Isa
 from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import (
     LinearKnobs,
-    Operand,
+    Part,
     Product,
     Tile,
     Weight,
     activation_args,
     kernel_name,
     operand_args,
+    side_by_side,
     tile_rows,
     tiles,
+    turn_groups,
 )
 from xpuc.schedules.llvm.tir import Buffer, Expr
 
@@ -53,34 +55,39 @@ def linear(
         ]
         y = tir.arg("y", (rows, sum(w.rows for w in weights)), "float32")
         product = Product(x, isa, knobs)
-        most = max(o.groups for o in operands)
-        with tir.parallel(0, tir.long(most)) as turn:
-            acc = tir.scratch(tile_rows(rows, knobs.m_tile) * ROWS, "float32")
+        count = side_by_side(rows, knobs)
+        steps = [-(-o.groups // count) for o in operands]
+        with tir.parallel(0, tir.long(max(steps))) as turn:
+            size = tile_rows(rows, knobs.m_tile) * ROWS
+            accs = [tir.scratch(size, "float32") for _ in range(count)]
             column = 0
-            for operand, b in zip(operands, biases, strict=True):
+            for operand, b, own in zip(operands, biases, steps, strict=True):
                 out = Columns(y, column, operand.weight.rows, b)
-                with share(operand, turn, most) as group, tiles(rows, knobs.m_tile) as tile:
-                    product.emit(operand, group, tile, acc)
-                    out.store(group, tile, acc)
+                with share(own, turn, max(steps)) as step, tiles(rows, knobs.m_tile) as tile:
+                    groups = turn_groups(operand.groups, step, count)
+                    parts = [Part(operand, g, acc) for g, acc in zip(groups, accs, strict=True)]
+                    product.emit(parts, tile)
+                    for part in parts:
+                        out.store(part.group, tile, part.acc)
                 column += operand.weight.rows
 
     return tir.prim_func(kernel_name("linear", weights, k, n, activation), body)
 
 
 @contextmanager
-def share(operand: Operand, turn: Expr, turns: int) -> Iterator[Expr]:
-    """The row groups of a weight that belong to a turn of the parallel loop.
+def share(steps: int, turn: Expr, turns: int) -> Iterator[Expr]:
+    """The steps of a weight, each of some row groups, that belong to a turn of the parallel loop.
 
-    The widest weight has one group in each turn and the others follow in proportion, so that
+    The widest weight has one step in each turn and the others follow in proportion, so that
     threads get equal parts of every weight whatever its format costs.
     """
-    if operand.groups == turns:
+    if steps == turns:
         yield turn
         return
-    first = tir.let(tir.floordiv(turn * operand.groups, turns))
-    last = tir.let(tir.floordiv((turn + 1) * operand.groups, turns))
-    with tir.serial(first, last) as group:
-        yield group
+    first = tir.let(tir.floordiv(turn * steps, turns))
+    last = tir.let(tir.floordiv((turn + 1) * steps, turns))
+    with tir.serial(first, last) as step:
+        yield step
 
 
 @dataclass(frozen=True)

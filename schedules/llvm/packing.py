@@ -47,7 +47,7 @@ class Plane:
 # are spent, and as many vectors as possible are one piece at bit 0, which costs a single `and` to
 # take out.
 PIECES: dict[int, tuple[tuple[tuple[int, int, int], ...], ...]] = {
-    2: tuple(((v // 4, v % 4 * 2, 2),) for v in range(8)),
+    2: tuple(((v % 2, v // 4 * 2 + v // 2 % 2 * 4, 2),) for v in range(8)),
     3: (
         *(((v // 2, v % 2 * 3, 3),) for v in range(6)),
         ((0, 6, 2), (2, 6, 1)),

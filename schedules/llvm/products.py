@@ -1,31 +1,34 @@
 """Products of packed weights with activations: one row group against the rows of a tile.
 
 The order of additions is fixed: blocks of 32 columns ascending, each added to the row's accumulator
-by fma. So a row has the same bits in a call with 1 row and in a call with many.
+by fma. So a row has the same bits in a call with 1 row and in a call with many. Small scales of the
+K formats are part of the integer products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.blocks import (
+    Constant,
     SubBlock,
     View,
     columns,
-    half_constants,
-    half_values,
+    constant,
 )
 from xpuc.schedules.llvm.isa import Isa, Row
 from xpuc.schedules.llvm.layouts import Layout, layout_of, planes
-from xpuc.schedules.llvm.packing import COLUMNS, ROWS
+from xpuc.schedules.llvm.packing import COLUMNS, ROWS, Field
 from xpuc.schedules.llvm.quantize import Q8a, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 MOST_UNROLLED = 4  # rows whose accumulators stay in registers
-_CHAINS = (8, 4, 1)  # rows whose f32 chains run side by side, widest first: 8 hide the latency
+_LINE = 64  # bytes of a cache line
+_CHAINS = 2  # sums a row's f32 columns alternate between, for the latency of fma
+_SIDE_BY_SIDE = (4, 1)  # rows summed together, widest first
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class LinearKnobs:
     prefetch_bytes: int = 1024  # how far ahead of the multiplication weights are asked for
     m_tile: int = 64  # rows that share one decoding of the weights
     unroll: int = 2  # sub-blocks of a block in one turn of the loop: more need more registers
+    groups: int = 2  # row groups walked side by side: memory is faster read in two streams
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,58 @@ def tiles(rows: int | Expr, m_tile: int) -> Iterator[Tile]:
         yield Tile(start, tir.let(T.min(tir.long(m_tile), rows - start)))
 
 
+def side_by_side(rows: int | Expr, knobs: LinearKnobs) -> int:
+    """Row groups in a turn: more than one only for one row, where memory is what takes time."""
+    return knobs.groups if isinstance(rows, int) and rows == 1 else 1
+
+
+def turn_groups(groups: int, turn: Expr, count: int) -> list[Expr]:
+    """The row groups of a turn, a walk's length apart so that each walks on where it stopped.
+
+    Where there are fewer, the first of them again, which changes nothing.
+    """
+    turns = -(-groups // count)
+    found = [turn]
+    for i in range(1, count):
+        group = tir.let(turn + i * turns)
+        inside = (i + 1) * turns <= groups
+        found.append(group if inside else tir.let(T.Select(group < groups, group, turn)))
+    return found
+
+
 def tile_rows(rows: int | Expr, m_tile: int) -> int:
     """The accumulators a tile needs room for."""
     return min(rows, m_tile) if isinstance(rows, int) else m_tile
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row group of a weight, and the accumulators of its product: 8 for each row of a tile."""
+
+    operand: Operand
+    group: Expr
+    acc: Buffer
+
+
+def sub_blocks(
+    parts: Sequence[Part], isa: Isa, knobs: LinearKnobs, unroll: int
+) -> Iterator[tuple[Part, SubBlock, Expr]]:
+    """The loop over the decoded sub-blocks of all parts, each with its number in the row."""
+    layout, blocks = parts[0].operand.layout, parts[0].operand.blocks
+    each, decode = layout.sub_blocks, layout.sub_block
+    assert decode is not None
+    with tir.serial(0, blocks) as block:
+        starts = [tir.let(part.group * blocks + block) for part in parts]
+        asks = [Prefetch(p.operand, knobs.prefetch_bytes, each // unroll) for p in parts]
+        for ask, start in zip(asks, starts, strict=True):
+            ask.block(start)
+        with tir.serial(0, each // unroll) as turn:
+            for ask, start in zip(asks, starts, strict=True):
+                ask.turn(start, turn)
+            for u in range(unroll):
+                j = tir.let(turn * unroll + u)
+                for part, start in zip(parts, starts, strict=True):
+                    yield part, decode(part.operand.view(isa, start), j), block * each + j
 
 
 @dataclass(frozen=True)
@@ -141,150 +194,166 @@ class Product:
     isa: Isa
     knobs: LinearKnobs
 
-    def emit(self, operand: Operand, group: Expr, tile: Tile, acc: Buffer) -> None:
-        """Fill acc[8 i : 8 i + 8] with row i of the tile times the 8 weight rows of the group."""
-        zero = tir.const(0.0, "float32", ROWS)
-        tile.each(lambda i: tir.store(acc, i * ROWS, zero, ROWS))
-        if isinstance(self.x, Q8a):
-            self._quantised(operand, group, tile, acc)
-        else:
-            _Exact(self.x, self.isa, self.knobs).emit(operand, group, tile, acc)
+    def emit(self, parts: Sequence[Part], tile: Tile) -> None:
+        """Fill acc[8 i : 8 i + 8] of each part with row i of the tile times its 8 weight rows.
 
-    def _quantised(self, operand: Operand, group: Expr, tile: Tile, acc: Buffer) -> None:
-        layout = operand.layout
+        The parts are walked side by side: their layouts are the same.
+        """
+
+        def clear(i: Expr) -> None:
+            for part in parts:
+                tir.store(part.acc, i * ROWS, tir.const(0.0, "float32", ROWS), ROWS)
+
+        tile.each(clear)
+        if isinstance(self.x, Q8a):
+            self._quantised(parts, tile)
+        else:
+            _Exact(self.x, self.isa, self.knobs).emit(parts, tile)
+
+    def _quantised(self, parts: Sequence[Part], tile: Tile) -> None:
+        layout = parts[0].operand.layout
         assert layout.sub_block is not None, f"{layout.name} takes f32 activations"
-        each, unroll = layout.sub_blocks, _divisor(layout.sub_blocks, self.knobs.unroll)
-        with tir.serial(0, operand.blocks) as block:
-            at = tir.let(group * operand.blocks + block)
-            view = operand.view(self.isa, at)
-            prefetch(operand, at, self.knobs.prefetch_bytes)
-            with tir.serial(0, each // unroll) as turn:
-                for u in range(unroll):
-                    j = tir.let(turn * unroll + u)
-                    self._add(layout.sub_block(view, j), block * each + j, tile, acc)
+        unroll = _divisor(layout.sub_blocks, self.knobs.unroll)
+        for part, sub, number in sub_blocks(parts, self.isa, self.knobs, unroll):
+            self._add(sub, number, tile, part.acc)
 
     def _add(self, sub: SubBlock, block: Expr, tile: Tile, acc: Buffer) -> None:
         """acc += one sub-block."""
         assert isinstance(self.x, Q8a)
         x, dot = self.x, self.isa.dot(sub)
-        scales = half_values(sub.factors, sub.scale, ROWS)
-        constants = half_constants(sub, scales, self.isa.bias(sub))
+        added = constant(sub, self.isa.bias(sub))
 
         def one(i: Expr) -> None:
             row = Row(x, block, tile.start + i)
             total = tir.load(acc, i * ROWS, ROWS)
+            if added is not None:
+                total = tir.fma(added.value, _per_unit(added, row), total, ROWS)
             first, second = (tir.cast(d, "float32", ROWS) for d in dot(row))
-            if scales[0] is scales[1]:
-                both = tir.fma(second, row.scale(1), first * row.scale(0), ROWS)
-                total = tir.fma(both, scales[0], total, ROWS)
-            else:
-                total = tir.fma(first * row.scale(0), scales[0], total, ROWS)
-                total = tir.fma(second * row.scale(1), scales[1], total, ROWS)
-            if constants is not None and constants[0] is constants[1]:
-                total = tir.fma(constants[0], row.total(), total, ROWS)
-            elif constants is not None:
-                total = tir.fma(constants[0], row.half_sum(0), total, ROWS)
-                total = tir.fma(constants[1], row.half_sum(1), total, ROWS)
-            tir.store(acc, i * ROWS, total, ROWS)
+            both = tir.fma(second, row.scale(1), first * row.scale(0), ROWS)
+            tir.store(acc, i * ROWS, tir.fma(both, sub.scale, total, ROWS), ROWS)
 
         tile.each(one)
 
 
+def _per_unit(added: Constant, row: Row) -> Expr:
+    """The sum of x, that of each half times its factor."""
+    if added.factors is None:
+        return row.total()
+    first, second = added.factors
+    return tir.fma(second, row.half_sum(1), first * row.half_sum(0), ROWS)
+
+
 @dataclass(frozen=True)
 class _Exact:
-    """f32 activations: per run of 32 columns a chain of fma in ascending order, then added."""
+    """f32 activations: of each run of 32 columns the even ones summed by fma and the odd ones.
+
+    Both in ascending order; then even + odd is added to the row's accumulator.
+    """
 
     x: Buffer
     isa: Isa
     knobs: LinearKnobs
 
-    def emit(self, operand: Operand, group: Expr, tile: Tile, acc: Buffer) -> None:
-        add = self._add_unrolled if tile.is_unrolled else self._add_tile
+    def emit(self, parts: Sequence[Part], tile: Tile) -> None:
         weights = None if tile.is_unrolled else tir.scratch(COLUMNS * ROWS, "float32")
-        decode = operand.layout.sub_block
-        if decode is None:
-            whole, rest = divmod(operand.k, COLUMNS)
-            with tir.serial(0, whole) as run:
-                first = tir.let(group * operand.k + run * COLUMNS)
-                prefetch(operand, first, self.knobs.prefetch_bytes, COLUMNS)
-                add(self._run(operand, first, COLUMNS), run * COLUMNS, tile, acc, weights)
-            if rest:
-                first = tir.let(group * operand.k + whole * COLUMNS)
-                add(self._run(operand, first, rest), whole * COLUMNS, tile, acc, weights)
-            return
-        with tir.serial(0, operand.blocks) as block:
-            first = tir.let(group * operand.blocks + block)
-            prefetch(operand, first, self.knobs.prefetch_bytes)
-            with tir.serial(0, operand.layout.sub_blocks) as j:
-                sub = decode(operand.view(self.isa, first), j)
-                column = block * operand.layout.columns + j * COLUMNS
-                add(columns(sub), column, tile, acc, weights)
+        layout, k = parts[0].operand.layout, parts[0].operand.k
 
-    def _run(self, operand: Operand, first: Expr, count: int) -> list[Expr]:
-        value = operand.layout.value
+        def add(values: list[Expr], column: Expr, acc: Buffer) -> None:
+            if weights is None:
+                self._chains(values, column, tile.start, list(range(tile.count)), acc)
+            else:
+                self._add_tile(values, column, tile, acc, weights)
+
+        if layout.sub_block is None:
+            whole, rest = divmod(k, COLUMNS)
+            with tir.serial(0, whole) as run:
+                for part in parts:
+                    add(self._run(part, run * COLUMNS, COLUMNS), run * COLUMNS, part.acc)
+            for part in parts if rest else ():
+                add(self._run(part, whole * COLUMNS, rest), whole * COLUMNS, part.acc)
+            return
+        for part, sub, number in sub_blocks(parts, self.isa, self.knobs, unroll=1):
+            add(columns(sub), number * COLUMNS, part.acc)
+
+    def _run(self, part: Part, column: Expr, count: int) -> list[Expr]:
+        operand = part.operand
+        value, first = operand.layout.value, tir.let(part.group * operand.k + column)
         assert value is not None
+        Prefetch(operand, self.knobs.prefetch_bytes).turn(first, 0, count)
         return [value(operand.view(self.isa, first + c)) for c in range(count)]
 
-    def _add_unrolled(
-        self, values: list[Expr], column: Expr, tile: Tile, acc: Buffer, _: Buffer | None
-    ) -> None:
-        self._chains(values, column, tile.start, list(range(tile.count)), acc)
-
     def _add_tile(
-        self, values: list[Expr], column: Expr, tile: Tile, acc: Buffer, weights: Buffer | None
+        self, values: list[Expr], column: Expr, tile: Tile, acc: Buffer, weights: Buffer
     ) -> None:
-        assert weights is not None
         for c, value in enumerate(values):
             tir.store(weights, c * ROWS, value, ROWS)
+        decoded = [tir.load(weights, c * ROWS, ROWS) for c in range(len(values))]
         done: Expr = 0
-        for width in _CHAINS:
+        for width in _SIDE_BY_SIDE:
             steps = tir.floordiv(tile.count - done, width)
             with tir.serial(0, steps) as step:
                 rows = [done + step * width + i for i in range(width)]
-                self._loop(weights, len(values), column, tile.start, rows, acc)
+                self._chains(decoded, column, tile.start, rows, acc)
             done = done + steps * width
-
-    def _loop(
-        self, weights: Buffer, count: int, column: Expr, start: Expr, rows: list[Expr], acc: Buffer
-    ) -> None:
-        """The chains over decoded columns."""
-        sums = tir.scratch(len(rows) * ROWS, "float32")
-        for i in range(len(rows)):
-            tir.store(sums, i * ROWS, tir.const(0.0, "float32", ROWS), ROWS)
-        with tir.serial(0, count) as c:
-            weight = tir.let(tir.load(weights, c * ROWS, ROWS))
-            for i, row in enumerate(rows):
-                x = tir.splat(tir.load(self.x, (start + row, column + c), 1), ROWS)
-                total = tir.fma(weight, x, tir.load(sums, i * ROWS, ROWS), ROWS)
-                tir.store(sums, i * ROWS, total, ROWS)
-        for i, row in enumerate(rows):
-            total = tir.load(acc, row * ROWS, ROWS) + tir.load(sums, i * ROWS, ROWS)
-            tir.store(acc, row * ROWS, total, ROWS)
 
     def _chains(
         self, values: list[Expr], column: Expr, start: Expr, rows: list[Expr], acc: Buffer
     ) -> None:
-        sums = [tir.const(0.0, "float32", ROWS) for _ in rows]
+        sums = [[tir.const(0.0, "float32", ROWS)] * _CHAINS for _ in rows]
         for c, value in enumerate(values):
-            weight = tir.let(value)
+            weight, chain = tir.let(value), c % _CHAINS
             for i, row in enumerate(rows):
-                x = tir.splat(tir.load(self.x, (start + row, column + c), 1), ROWS)
-                sums[i] = tir.let(tir.fma(weight, x, sums[i], ROWS))
-        for row, total in zip(rows, sums, strict=True):
-            tir.store(acc, row * ROWS, tir.load(acc, row * ROWS, ROWS) + total, ROWS)
+                x = self._x(start + row, column + c)
+                sums[i][chain] = tir.let(tir.fma(weight, x, sums[i][chain], ROWS))
+        for row, chains in zip(rows, sums, strict=True):
+            self._finish(chains, row, acc)
+
+    def _x(self, row: Expr, column: Expr) -> Expr:
+        return tir.splat(tir.load(self.x, (row, column), 1), ROWS)
+
+    def _finish(self, chains: list[Expr], row: Expr, acc: Buffer) -> None:
+        total = tir.load(acc, row * ROWS, ROWS) + tir.tree_sum(chains)
+        tir.store(acc, row * ROWS, total, ROWS)
 
 
-def prefetch(operand: Operand, first: Expr, distance_bytes: int, count: int = 1) -> None:
-    """Ask for the cache lines of `count` blocks, `distance_bytes` of the widest plane ahead."""
-    if not distance_bytes:
-        return
-    widths = {f.name: f.per_block * ROWS * tir.size_of(f.dtype) for f in operand.layout.planes}
-    ahead = -(-distance_bytes // max(widths.values()))
-    for f in operand.layout.planes:
-        buffer, per_block = operand.planes[f.name]
-        line = 64 // tir.size_of(f.dtype)
-        for i in range(-(-count * widths[f.name] // 64)):
-            tir.prefetch(buffer, (first + ahead) * (per_block * ROWS) + i * line)
+@dataclass(frozen=True)
+class Prefetch:
+    """Asks for the cache lines of a block, `distance` bytes of the widest plane ahead.
+
+    Lines are asked for as evenly as they are used, in `turns` turns of a block: a burst of them
+    stalls. Planes of less than a line a turn are asked for with the first.
+    """
+
+    operand: Operand
+    distance: int
+    turns: int = 1
+
+    def block(self, at: Expr) -> None:
+        """With the first turn of block `at`."""
+        for f in self._planes():
+            if self._width(f) < _LINE * self.turns:
+                self._ask(f, at, 0, 1)
+
+    def turn(self, at: Expr, turn: Expr, count: int = 1) -> None:
+        """In each turn; of formats without blocks for `count` columns."""
+        for f in self._planes():
+            size = count * self._width(f) // self.turns
+            if size >= _LINE:
+                self._ask(f, at, turn * size, -(-size // _LINE))
+
+    def _planes(self) -> tuple[Field, ...]:
+        return self.operand.layout.planes if self.distance else ()
+
+    def _width(self, f: Field) -> int:
+        return f.per_block * ROWS * tir.size_of(f.dtype)
+
+    def _ask(self, f: Field, at: Expr, start: Expr, lines: int) -> None:
+        ahead = -(-self.distance // max(self._width(p) for p in self._planes()))
+        buffer, per_block = self.operand.planes[f.name]
+        size = tir.size_of(f.dtype)
+        first = (at + ahead) * (per_block * ROWS)
+        for i in range(lines):
+            tir.prefetch(buffer, first + tir.floordiv(start + i * _LINE, size))
 
 
 def _divisor(count: int, most: int) -> int:

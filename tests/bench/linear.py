@@ -41,7 +41,7 @@ def main() -> None:
     options = _options()
     target = tvm.target.Target({"kind": "llvm", "mcpu": options.mcpu})
     features = frozenset(options.features.split(","))
-    knobs = LinearKnobs(options.prefetch, options.m_tile, options.unroll)
+    knobs = LinearKnobs(options.prefetch, options.m_tile, options.unroll, options.groups)
     timed: dict[str, Timed] = {"read": _read(target)}
     for shape in options.shapes.split(","):
         rows, k = (int(v) for v in shape.split("x"))
@@ -74,6 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prefetch", type=int, default=LinearKnobs.prefetch_bytes)
     parser.add_argument("--m-tile", type=int, default=LinearKnobs.m_tile)
     parser.add_argument("--unroll", type=int, default=LinearKnobs.unroll)
+    parser.add_argument("--groups", type=int, default=LinearKnobs.groups)
     return parser.parse_args()
 
 

@@ -36,10 +36,10 @@ def test_pack_fills_the_promised_planes(format: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_packed_weights_are_at_most_3_percent_larger(format: str) -> None:
+def test_packed_weights_are_at_most_4_percent_larger(format: str) -> None:
     raw = layout_of(format).nbytes * (4096 // layout_of(format).columns) * 4096
     size = sum(p.size * np.dtype(p.dtype).itemsize for p in planes(format, 4096, 4096))
-    assert raw <= size <= 1.03 * raw
+    assert raw <= size <= 1.04 * raw
 
 
 @pytest.mark.parametrize("format", FORMATS)

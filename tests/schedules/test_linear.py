@@ -126,7 +126,7 @@ def test_extreme_bytes_do_not_overflow() -> None:
         np.testing.assert_allclose(y, x @ w.values.T, rtol=1e-6)
 
 
-@pytest.mark.parametrize("format", [*QUICK, "IQ4_NL"])
+@pytest.mark.parametrize("format", [*QUICK, "IQ4_NL", "Q2_K"])
 def test_instructions_do_not_change_the_bits(format: str) -> None:
     k = columns_for(format)
     w, x = packed(format, 16, k), random_x(1, k)
@@ -139,6 +139,15 @@ def test_knobs_do_not_change_the_bits(n: int | None, unroll: int) -> None:
     plain = run(w, n, "q8", x)
     tuned = run(w, n, "q8", x, knobs=LinearKnobs(prefetch_bytes=0, m_tile=4, unroll=unroll))
     np.testing.assert_array_equal(plain, tuned)
+
+
+@pytest.mark.parametrize("rows", [8, 40, 48])
+@pytest.mark.parametrize("format", ["Q4_1", "F16"])
+def test_row_groups_side_by_side_do_not_change_the_bits(format: str, rows: int) -> None:
+    kind = "q8" if layout_of(format).is_quantised else "f32"
+    w, x = packed(format, rows, 96), random_x(1, 96)
+    one, two = (run(w, 1, kind, x, knobs=LinearKnobs(groups=groups)) for groups in (1, 2))
+    np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
+from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.layouts.iq4_nl import VALUES
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
 from xpuc.schedules.llvm.tir import Expr
@@ -34,4 +34,5 @@ def sub_block(block: View, j: Expr) -> SubBlock:
     d = block.f32("d")
     nibbles = block.quants("qs", j, bits=4)
     quants = tuple(block.lookup(VALUES, q, 4 * block.lanes) for q in nibbles)
-    return SubBlock(block.lanes, quants, d, factors=Factors(block.load("scales", j, 1), 1))
+    factor = block.int32("scales", j)
+    return SubBlock(block.lanes, quants, d, factors=(factor, factor))

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xpuc.schedules.llvm import tir
-from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
+from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, crumbs, halves, pack_bits
 from xpuc.schedules.llvm.tir import Expr, T
 
 COLUMNS, BYTES = 256, 84
 PLANES = (
     Field("qs", "uint8", 64),
-    Field("scales", "uint8", 16),
+    Field("scales", "uint16", 8),
     Field("d", "float16", 1),
     Field("m", "float16", 1),
 )
@@ -23,25 +26,39 @@ def fields(blocks: Bytes) -> Fields:
     """Bytes of blocks to fields; m is -dmin."""
     return {
         "qs": pack_bits(crumbs(blocks[..., 16:80]), 2),
-        "scales": blocks[..., :16].reshape(*blocks.shape[:2], 8, 2),
+        "scales": _scales(blocks[..., :16])[..., None],
         "d": halves(blocks, 80),
         "m": -halves(blocks, 82),
     }
 
 
+def _scales(packed: Bytes) -> NDArray[np.uint16]:
+    """The two scales and mins of a sub-block in a word: second scale, first, first min, second."""
+    first, second = packed[..., 0::2], packed[..., 1::2]
+    low = second & np.uint8(15) | first << np.uint8(4)
+    high = first >> np.uint8(4) | second & np.uint8(240)
+    return low | high.astype(np.uint16) << np.uint16(8)
+
+
 def sub_block(block: View, j: Expr) -> SubBlock:
-    """Sub-block j of 8."""
-    d, m = block.f32("d"), block.f32("m")
-    both = tir.let(block.load("scales", 2 * j, 2))
-    low = both & tir.const(15, "uint8", 2 * block.lanes)
-    high = T.shift_right(both, tir.const(4, "uint8", 2 * block.lanes))
-    quants = block.quants("qs", j, bits=2)
+    """Sub-block j of 8.
+
+    The quants of its second half stay where two bits are below them, so they and the first factor
+    are taken four times, and the scale as a quarter.
+    """
+    lanes = block.lanes
+
+    def four_bits(start: int, mask: int = 15) -> Expr:
+        value = T.shift_right(word, tir.const(start, "int32", lanes)) if start else word
+        return tir.let(value & tir.const(mask, "int32", lanes))
+
+    word = block.int32("scales", j)
     return SubBlock(
-        block.lanes,
-        quants,
-        d,
-        top=3,
-        factors=Factors(low, 2),
-        minimum=m,
-        min_factors=Factors(high, 2),
+        lanes,
+        block.quants("qs", j, bits=2, raised=2),
+        tir.let(block.f32("d") * tir.const(0.25, "float32", lanes)),
+        top=12,
+        factors=(four_bits(2, mask=60), four_bits(0)),
+        minimum=block.f32("m"),
+        min_factors=(four_bits(8), four_bits(12)),
     )

@@ -7,8 +7,7 @@ than reading them.
 
 from __future__ import annotations
 
-from xpuc.schedules.llvm import tir
-from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
+from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import (
     Bytes,
     Field,
@@ -46,6 +45,13 @@ def sub_block(block: View, j: Expr) -> SubBlock:
     """Sub-block j of 8."""
     d, m = block.f32("d"), block.f32("m")
     quants = block.quants("qs", j, bits=4)
-    factors = Factors(block.load("scales", j, 1), 1)
-    minimum = tir.let(m * tir.cast(block.load("mins", j, 1), "float32", block.lanes))
-    return SubBlock(block.lanes, quants, d, top=15, factors=factors, minimum=minimum)
+    factor, min_factor = block.int32("scales", j), block.int32("mins", j)
+    return SubBlock(
+        block.lanes,
+        quants,
+        d,
+        top=15,
+        factors=(factor, factor),
+        minimum=m,
+        min_factors=(min_factor, min_factor),
+    )

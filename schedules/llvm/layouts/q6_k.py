@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xpuc.schedules.llvm.blocks import Factors, SubBlock, View
+from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.packing import Bytes, Field, Fields, crumbs, halves, nibbles, pack_bits
 from xpuc.schedules.llvm.tir import Expr
 
@@ -18,7 +18,7 @@ PLANES = (Field("qs", "uint8", 192), Field("scales", "int8", 16), Field("d", "fl
 def fields(blocks: Bytes) -> Fields:
     """Bytes of blocks to fields."""
     quants = nibbles(blocks[..., :128], 64) | crumbs(blocks[..., 128:192]) << np.uint8(4)
-    scales = blocks[..., 192:208].view(np.int8).reshape(*blocks.shape[:2], 8, 2)
+    scales = blocks[..., 192:208].view(np.int8)[..., None]
     return {"qs": pack_bits(quants, 6), "scales": scales, "d": halves(blocks, 208)}
 
 
@@ -26,5 +26,5 @@ def sub_block(block: View, j: Expr) -> SubBlock:
     """Sub-block j of 8."""
     d = block.f32("d")
     quants = block.quants("qs", j, bits=6)
-    factors = Factors(block.load("scales", 2 * j, 2), 2)
+    factors = block.int32("scales", 2 * j), block.int32("scales", 2 * j + 1)
     return SubBlock(block.lanes, quants, d, top=63, offset=32, factors=factors)
