@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from xpuc.schedules import Emitter, Schedule, Site, Type, Var
 from xpuc.schedules.llvm import layouts, select
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
-from xpuc.schedules.llvm.attention_core import Attention
+from xpuc.schedules.llvm.attention_core import Attention, AttentionKnobs
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
 from xpuc.schedules.llvm.embed import embed
 from xpuc.schedules.llvm.gate_up import gate_up
@@ -24,7 +24,7 @@ from xpuc.schedules.llvm.norm import residual_add, rms_norm
 from xpuc.schedules.llvm.products import MOST_UNROLLED, LinearKnobs, Weight
 from xpuc.schedules.llvm.quantize import quantize
 from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
-from xpuc.schedules.llvm.spaces import linear_space
+from xpuc.schedules.llvm.spaces import attention_space, linear_space
 
 __all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
 
@@ -196,7 +196,7 @@ def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
     parts = emit.launch(
-        _once(attention_split, job, _n(site)),
+        _once(attention_split, job, _n(site), knobs),
         [q, positions, work, block_table, k_pool, v_pool],
         [acc, ml],
     )
@@ -210,7 +210,7 @@ def _attention_prefill(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     rows = relax.TensorType(list(q.ty.shape), "float32")
-    kernel = _once(attention_prefill, job, _n(site))
+    kernel = _once(attention_prefill, job, _n(site), knobs=knobs)
     out = emit.launch(kernel, [q, positions, tiles, work, block_table, k_pool, v_pool], [rows])
     if not site.attrs["quantize"]:
         return out
@@ -274,8 +274,12 @@ SCHEDULES: tuple[Schedule, ...] = (
     Schedule("quantize", "quantize", _always, _quantize),
     Schedule("rope_table", "rope_table", _always, _rope_table),
     Schedule("qk_prep", "qk_prep", _always, _qk_prep),
-    Schedule("attention_split", "attention", _decodes, _attention_decode),
-    Schedule("attention_tiled", "attention", _always, _attention_prefill),
+    Schedule(
+        "attention_split", "attention", _decodes, _attention_decode, AttentionKnobs, attention_space
+    ),
+    Schedule(
+        "attention_tiled", "attention", _always, _attention_prefill, AttentionKnobs, attention_space
+    ),
     Schedule("argmax", "argmax", _always, _argmax),
     Schedule("take_rows", "take_rows", _always, _take_rows),
     Schedule("softcap", "softcap", _always, _softcap),

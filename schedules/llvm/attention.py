@@ -85,7 +85,7 @@ def attention_split(
                 head = tir.let(here.context.kv_head * job.group + first)
                 beside = max(1, knobs.chains // (queries * (GROUP // job.lanes)))
                 scores = _Scores(queries, job.segment_tokens + (beside - 1) * GROUP)
-                fetches = (knobs.fetch_keys, knobs.fetch_values and first == 0)
+                fetches = bool(knobs.fetch_keys), bool(knobs.fetch_values) and first == 0
                 _dots(here, inputs.q, head, scores, beside, fetches)
                 with tir.serial(0, queries) as i:
                     largest, total = softmax(

@@ -89,15 +89,15 @@ class AttentionKnobs:
     """How attention uses a core. No result depends on it.
 
     `chains`: chains of fma that the dot products of decode keep going, groups side by side where
-    queries are few. `fetch_keys`, `fetch_values`: whether decode asks for the next groups' keys and
-    for the segment's values while it takes dot products. `fetch_next`: the bytes of keys up to
-    which it asks, while it adds values, for the keys of its next work item. `tile_queries`: queries
-    of one register tile of prefill.
+    queries are few. `fetch_keys`, `fetch_values`: whether (1, 0) decode asks for the next groups'
+    keys and for the segment's values while it takes dot products. `fetch_next`: the bytes of keys
+    up to which it asks, while it adds values, for the keys of its next work item. `tile_queries`:
+    queries of one register tile of prefill.
     """
 
     chains: int = 12
-    fetch_keys: bool = True
-    fetch_values: bool = True
+    fetch_keys: int = 1
+    fetch_values: int = 1
     fetch_next: int = 32768
     tile_queries: int = 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,18 @@ def artifact(path: Path, *operations: dict[str, Any], **changes: Any) -> Path:
 DECODE = sites.linear(1, [("Q8_0", 24, 64)])
 PREFILL = sites.linear("n", [("Q8_0", 24, 64)])
 HEAD = sites.head_argmax(1, ("Q4_0", 40, 64))
+NORM = replace(DECODE, op="block_norm", attrs={"eps": 1e-5}, weights=())
 
 
 def test_the_operations_with_knobs_are_the_tasks(tmp_path: Path) -> None:
     found = subject(
         artifact(
             tmp_path / "m.xpuc",
-            operation(DECODE, decode=7, decode_greedy=8),
+            operation(DECODE, decode=7),
+            operation(replace(DECODE, kv_dtype="float32"), decode_greedy=8),  # is no other kernel
             operation(PREFILL),
             operation(HEAD, "head_argmax_x8"),
-            operation(sites.attention(1), "attention_split"),  # has no knobs
+            operation(NORM, "block_norm"),  # has no knobs
             operation(DECODE, "another_version_s"),
             max_chunk=256,
             entry_points=(EntryPoint("decode", "decode", 1, False),
@@ -97,7 +100,7 @@ def test_a_pattern_that_nothing_matches_says_what_there_is(tmp_path: Path) -> No
 
 
 def test_without_any_knobs_there_is_nothing_to_tune(tmp_path: Path) -> None:
-    of = artifact(tmp_path / "m.xpuc", operation(sites.attention(1), "attention_split"))
+    of = artifact(tmp_path / "m.xpuc", operation(NORM, "block_norm"))
     with pytest.raises(RequestError, match="no operation has knobs to tune"):
         subject(of)
 

@@ -181,8 +181,9 @@ class Session:
                 place = None
             except XpucError as error:
                 self.results[task.name].reason = error.message
-                self._failure = error
-                self.stop()
+                if place is None:  # this machine cannot measure at all
+                    self._failure = error
+                    self.stop()
             else:
                 with self._lock:
                     self._done += 1
@@ -255,6 +256,9 @@ class Session:
         for batch in search.batches():
             for candidate in self.builder.build(task, batch):
                 if self._is_spent:
+                    # What was found so far is kept; a stop by the user is not kept waiting.
+                    if search.gain > 1.0 and not self._stopped.is_set():
+                        self._conclude(place, bench, result, search)
                     return
                 gain = seen.get(candidate.kernel)
                 if gain is None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from xpuc.artifact import read_manifest
 from xpuc.errors import XpucError
 from xpuc.tune_db import Measurement
 from xpuc.tuning.results import Speed, TaskResult
@@ -32,7 +33,9 @@ def measured(before: Path, after: Path, threads: int, rounds: int = 4) -> list[S
 
 def bench(artifact: Path, threads: int, rounds: int = 1) -> dict[str, float]:
     """Tokens a second by test, as `xpuc bench` says."""
-    command = ["-p", str(_PROMPT), "-n", str(_GENERATED), "-r", str(rounds), "-t", str(threads)]
+    context = read_manifest(artifact).context
+    prompt, generated = min(_PROMPT, context), min(_GENERATED, context)
+    command = ["-p", str(prompt), "-n", str(generated), "-r", str(rounds), "-t", str(threads)]
     done = subprocess.run(
         [sys.executable, "-m", "xpuc", "bench", str(artifact), *command, "--json"],
         capture_output=True, text=True, check=False,
@@ -54,7 +57,7 @@ def predicted(before: Mapping[str, float], results: Iterable[TaskResult]) -> lis
 
 def _predicted(test: str, rate: float, results: Sequence[TaskResult]) -> float:
     kind = test[:2]
-    tokens = _PROMPT if kind == "pp" else 1
+    tokens = int(test[2:]) if kind == "pp" else 1
     step = tokens / rate
     saved = sum(result.task.uses.get(_ENTRIES[kind], 0) * _saved(result) for result in results)
     return tokens / max(step - saved, step / 10)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def _tasks(
         rows = _rows(operation, max_chunk)
         task = Task(operation, facts, schedule, operation["uses"], rows)
         if schedule.space(task.site):
-            tasks.setdefault((task.key, schedule.name), task)
+            at = (task.key, schedule.name)
+            uses = Counter(task.uses) + Counter(tasks[at].uses if at in tasks else {})
+            tasks[at] = replace(tasks.get(at, task), uses=uses)
     return tasks.values()
 
 
