@@ -1,0 +1,85 @@
+"""How many tokens of waiting prompts a step takes, so that streams do not stall behind them."""
+
+from __future__ import annotations
+
+import math
+
+from xpuc.runtime.cost_model import CostModel, Work
+
+BUDGET_MS = 150.0
+MIN_CHUNK, MAX_CHUNK = 32, 512
+_GOOD_ENOUGH = 0.97  # of the best rate: a smaller chunk keeps a newcomer waiting less
+_RETRY_STEPS = 64  # after which a size that is not used is measured again
+
+
+class ChunkPolicy:
+    """While nothing decodes, the size that reads fastest, learned by trying each; otherwise the
+    largest whose step is predicted to fit `budget_ms`.
+
+    max_chunk  at most this many tokens; the least chunk is MIN_CHUNK, or this if it is less. Only
+               the budget goes below it, down to 1, because a prompt must end; that is counted
+               (StepRecord.n_small)
+    budget_ms  math.inf: no budget, whatever decodes waits for the whole chunk
+    """
+
+    def __init__(self, max_chunk: int = MAX_CHUNK, *, budget_ms: float = BUDGET_MS) -> None:
+        assert max_chunk > 0, max_chunk
+        self.cost = CostModel()
+        self.max_chunk = min(max_chunk, MAX_CHUNK)
+        self.min_chunk = min(max_chunk, MIN_CHUNK)
+        self.budget_ms = budget_ms
+        sizes = {self.max_chunk}
+        size = self.min_chunk
+        while size < self.max_chunk:
+            sizes.add(size)
+            size *= 2
+        self.sizes = tuple(sorted(sizes))
+
+    def size(self, decoding: Work, room: int, start: int) -> int:
+        """Tokens for the prompts of a step that has the work `decoding` as well.
+
+        room   at most this many: what prompts are behind by, and rows the step has left
+        start  where the first of them goes on
+        """
+        room = min(room, self.max_chunk)
+        if room <= 1:
+            return room
+        if not decoding.decode_rows:
+            return min(room, self._fastest(room, start))
+        return self._within_budget(decoding, room, start)
+
+    def _fastest(self, room: int, start: int) -> int:
+        cost = self.cost
+        for size in reversed(self.sizes):
+            if size <= room and not cost.n_seen(size):
+                return size
+        seen = [size for size in self.sizes if cost.n_seen(size)]
+        if not seen:
+            return room
+        oldest = min(seen, key=cost.last_seen)
+        if oldest <= room and cost.n_steps - cost.last_seen(oldest) >= _RETRY_STEPS:
+            return oldest
+        times = [max(cost.predict(Work().with_chunk(size, start)), 1.0) for size in seen]
+        rates = [size / time for size, time in zip(seen, times, strict=True)]
+        best = max(rates)
+        return next(s for s, rate in zip(seen, rates, strict=True) if rate >= _GOOD_ENOUGH * best)
+
+    def _within_budget(self, decoding: Work, room: int, start: int) -> int:
+        if math.isinf(self.budget_ms):
+            return room
+        # What was never measured is approached by doubling.
+        room = min(room, max(self.min_chunk, 4 * self.cost.largest_seen() - 1))
+        for exponent in reversed(range(room.bit_length())):
+            least, most = 1 << exponent, min((2 << exponent) - 1, room)
+            if self._fits(decoding, least, start):
+                while least < most:  # within one size class a larger chunk never takes less time
+                    middle = (least + most + 1) // 2
+                    if self._fits(decoding, middle, start):
+                        least = middle
+                    else:
+                        most = middle - 1
+                return least
+        return 1
+
+    def _fits(self, decoding: Work, n: int, start: int) -> bool:
+        return self.cost.predict(decoding.with_chunk(n, start)) <= self.budget_ms * 1e6
