@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
@@ -29,7 +30,7 @@ from xpuc.runtime.grammar import Grammars
 from xpuc.runtime.prompts import Message, Prompt, PromptReader, check_ids, is_prompt
 from xpuc.runtime.sampler import Chain, SamplingError
 from xpuc.runtime.sampling_params import SamplingParams, from_options
-from xpuc.runtime.scheduler import QUEUE_BOUND, Scheduler, Span
+from xpuc.runtime.scheduler import QUEUE_BOUND, Plan, Scheduler, Span
 from xpuc.runtime.score import Score, borrowed, score, teacher_forced
 from xpuc.runtime.sequence import Request, Sequence
 
@@ -63,10 +64,9 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.prompts = PromptReader(tokenizer, n_vocab=model.n_vocab, chat_template=chat_template)
-        self.pool = BlockPool(model.n_blocks)
+        self.pool = BlockPool(model.n_blocks, model.block_tokens)
         self.scheduler = Scheduler(
             self.pool,
-            model.block_tokens,
             max_batch=model.max_batch,
             max_chunk=model.max_chunk,
             max_context=model.max_context,
@@ -270,9 +270,9 @@ class Engine:
         self._end_cancelled()
         while self._backlog and self.scheduler.n_queue_free > 0:
             self.scheduler.add(self._backlog.popleft().sequence)
-        spans = self.scheduler.plan()
-        if spans:
-            self._run(spans)
+        plan = self.scheduler.plan()
+        if plan.spans:
+            self._run(plan)
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
@@ -280,12 +280,15 @@ class Engine:
             if generation.request.id in self._live:
                 self._deliver(generation, generation.end())
 
-    def _run(self, spans: list[Span]) -> None:
+    def _run(self, plan: Plan) -> None:
+        assert not plan.copies, "nothing forks a sequence yet"
+        spans = plan.spans
         generations = [self._live[span.sequence.request.id] for span in spans]
         wanted = [each for each, span in zip(generations, spans, strict=True) if span.is_last]
         greedy = not any(each.needs_logits for each in wanted)
         for each in generations:
             each.begin_step()
+        start = time.perf_counter_ns()
         try:
             self._batch.fill(spans)
             rows = self.model.run(self._batch, greedy=greedy)
@@ -293,11 +296,12 @@ class Engine:
             log.debug("a step of %d requests failed", len(spans), exc_info=True)
             for each in generations:
                 self._deliver(each, each.end(f"the step failed: {error}"))
+            self.scheduler.end_step(plan, failed=True)
             return
-        for span in spans:
-            self.scheduler.advance(span)
+        self.scheduler.complete(plan, time.perf_counter_ns() - start)
         for each, row in zip(wanted, rows, strict=False):  # no result wanted: one row, unused
             self._deliver(each, self._next_chunk(each, row, greedy))
+        self.scheduler.end_step(plan)
 
     def _next_chunk(self, generation: Generation, row: Any, greedy: bool) -> Chunk:
         try:

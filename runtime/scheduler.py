@@ -1,71 +1,106 @@
-"""Who runs next: continuous batching, first come first served. Plain Python, no tensors.
+"""Who runs next: continuous batching. Plain Python, no tensors.
 
 There is no prefill and no decode phase: every running sequence is behind by some tokens, and a
 step brings each of them forward, one token for those that decode, a chunk for those that do not.
 
     add -> waiting -> running -> finished
                        |   ^
-                preempt v   | resume (recomputed through the same chunks)
+                preempt v   | resume (what the pool or the store still has, then the same chunks)
                      preempted
+
+One step of an engine:
+
+    plan = scheduler.plan()
+    copy the K/V of plan.copies, in order; run the model over plan.spans
+    scheduler.complete(plan, model_ns)      # the K/V is in the pool, full blocks can be found
+    append each result to its sequence; finish those that end, fork those that are asked twice
+    scheduler.end_step(plan)                # the record, and what the step's time teaches
+
+A sequence may be finished at any time, between `plan` and `complete` too: its rows are computed
+for nobody. What is freed admits waiting sequences in the very next plan, which is the same step
+for a caller that ends requests before it plans. A step that fails is never completed: finish its
+sequences with "error" and end it with `failed`.
+
+Sampling happens between `complete` and `end_step`. An engine that plans ahead of it (a pipelined
+decode) appends a placeholder token, plans, and replaces it before its block is complete: hashes
+are taken in `complete`, of the tokens that stand there then. Draft tokens likewise: only accepted
+ones may be in `tokens`, and counted in `n_computed`, when a span is completed.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from operator import attrgetter
 
 from xpuc.errors import RequestError
+from xpuc.runtime import running_first
 from xpuc.runtime.blocks import BlockPool
+from xpuc.runtime.chunks import ChunkPolicy
+from xpuc.runtime.cost_model import Work
+from xpuc.runtime.phases import StepCounters, StepRecord
+from xpuc.runtime.plan import Plan, Span
+from xpuc.runtime.policies import PolicyName, policy_of
+from xpuc.runtime.prefix import Link, PrefixSource
 from xpuc.runtime.sequence import FinishReason, Sequence, State
+
+__all__ = ["QUEUE_BOUND", "Plan", "Scheduler", "Span"]
 
 QUEUE_BOUND = 512
 # Ollama's words, both blanks included: clients look for them.
 _QUEUE_FULL = "server busy, please try again.  maximum pending requests exceeded"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """`count` tokens of a sequence from position `start`: its part of one step."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the next token follows from this span, so that its result is wanted."""
-        return self.start + self.count == len(self.sequence.tokens)
+_RANK = attrgetter("rank")
 
 
 class Scheduler:
-    """Decides each step; the engine carries it out and calls `advance` and `finish`.
+    """Decides each step; the engine carries it out.
 
     max_batch    most sequences in a step
     max_chunk    most rows in a step
     max_context  most tokens a sequence may reach
+    chunks       how many prompt tokens a step takes; default: ChunkPolicy's
+    reuse        whether prefixes are published and found
+    store        asked for what the pool no longer has; the pool's on_evict feeds it
+    on_step      told of every step that ends
+    clock        ns
     """
 
     def __init__(
         self,
         pool: BlockPool,
-        block_tokens: int,
         *,
         max_batch: int,
         max_chunk: int,
         max_context: int,
         queue_bound: int = QUEUE_BOUND,
+        policy: PolicyName = "fcfs",
+        chunks: ChunkPolicy | None = None,
+        reuse: bool = True,
+        store: PrefixSource | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.pool = pool
-        self.block_tokens = block_tokens
+        self.block_tokens = pool.block_tokens
         # With as many rows as sequences, one that still reads its prompt always gets a row.
         self.max_running = min(max_batch, max_chunk)
         self.max_chunk = max_chunk
-        self.max_tokens = min(max_context, pool.n_blocks * block_tokens)
+        self.max_tokens = min(max_context, pool.n_blocks * pool.block_tokens)
         self.queue_bound = queue_bound
-        self.waiting: deque[Sequence] = deque()
-        self.preempted: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
+        self.policy = policy_of(policy)
+        self.chunks = chunks or ChunkPolicy(max_chunk)
+        self.reuse = reuse
+        self.store = store
+        self.on_step = on_step
+        self.counters = StepCounters()
+        self.waiting: list[Sequence] = []  # by rank
+        self.preempted: deque[Sequence] = deque()  # in the order they resume
+        self.running: list[Sequence] = []  # the last one yields
+        self._clock = clock
+        self._n_steps = 0
+        self._record = StepRecord()  # of the step that is planned
 
     @property
     def has_work(self) -> bool:
@@ -93,27 +128,99 @@ class Scheduler:
             raise RequestError(
                 _QUEUE_FULL, f"{self.queue_bound} requests are waiting already; try again later"
             )
+        sequence.rank = self.policy.rank(sequence.request)
         sequence.state = State.WAITING
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=_RANK)
 
-    def plan(self) -> list[Span]:
-        """The next step: decoding rows first, then prompt chunks, oldest first in each."""
-        if not self._grow():
-            self._admit()
-        return self._spans()
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child`, a new sequence of the same prompt, goes on from where `parent` stands.
 
-    def advance(self, span: Span) -> None:
-        """The step was carried out: the span's K/V is in the pool."""
-        assert span.start == span.sequence.n_computed, "a span was carried out twice"
-        span.sequence.n_computed += span.count
+        Both own the parent's blocks; whichever writes to the last one first gets a copy. Fork a
+        prompt's completions after its last chunk, before a token is appended, so that each has a
+        result of its own to start from; give them ids that are reserved with the parent's, as
+        they are as old. Where no more may run, the child waits like a preempted sequence.
+        """
+        assert child.state is State.NEW, "only a new sequence can be a fork"
+        assert child.request.prompt_ids == parent.request.prompt_ids, "a fork of another prompt"
+        child.tokens[:] = parent.tokens
+        child.links[:] = parent.links
+        child.rank = self.policy.rank(child.request)
+        if parent.state is not State.RUNNING or len(self.running) >= self.max_running:
+            child.state = State.PREEMPTED
+            self.preempted.append(child)
+            return
+        child.blocks = parent.blocks[: self._blocks_for(parent.n_computed)]
+        self.pool.share(child.blocks)
+        child.n_computed = parent.n_computed
+        child.n_found = child.n_published = parent.n_published
+        child.may_share = parent.may_share = True
+        self._enter(child)
+
+    def plan(self) -> Plan:
+        """The next step; without spans there is nothing to run."""
+        self._n_steps += 1
+        start = self._clock()
+        plan = Plan(record=StepRecord(self._n_steps, start))
+        record = self._record = plan.record
+        if self.policy.is_running_first:
+            running_first.schedule(self, plan)
+            record.reserve_ns = self._clock() - start
+        else:
+            self._grow(plan)
+            reserved = self._clock()
+            record.reserve_ns = reserved - start
+            if not record.n_preempted:
+                self._admit()
+            record.admission_ns = self._clock() - reserved
+            self._share_out(plan)
+        record.decode_tokens, record.prefill_tokens = plan.work.decode_rows, plan.work.chunk_tokens
+        record.n_rows = record.decode_tokens + record.prefill_tokens
+        record.n_copies = len(plan.copies)
+        record.n_running = len(self.running)
+        record.n_queue = len(self.waiting) + len(self.preempted)
+        record.n_free_blocks = self.pool.n_free
+        return plan
+
+    def complete(self, plan: Plan, model_ns: int = 0) -> None:
+        """The model was run: the spans' K/V is in the pool, and their full blocks can be found."""
+        plan.record.model_ns = model_ns
+        block_tokens = self.block_tokens
+        for span in plan.spans:
+            sequence = span.sequence
+            if sequence.state is not State.RUNNING:  # finished since
+                continue
+            assert span.start == sequence.n_computed, "a span was carried out twice"
+            sequence.n_computed = n = span.start + span.count
+            if n // block_tokens > sequence.n_published and self.reuse:
+                self._publish(sequence, n // block_tokens)
+
+    def end_step(self, plan: Plan, *, failed: bool = False) -> None:
+        """The step is over: its tokens are delivered, or it `failed` and taught nothing."""
+        record = plan.record
+        record.total_ns = self._clock() - record.start_ns
+        record.failed = failed
+        if plan.spans and not failed:
+            self.chunks.cost.observe(plan.work, record.total_ns)
+        self.counters.add(record)
+        if self.on_step is not None:
+            self.on_step(record)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take a sequence out, whatever its state, and free its blocks; harmless when repeated."""
+        """Take a sequence out, whatever its state, and free its blocks; harmless when repeated.
+
+        Its prefix stays findable, unless it failed: then what it computed is not used again.
+        """
         if sequence.state is State.FINISHED:
             return
-        for queue in (self.waiting, self.preempted, self.running):
-            if sequence in queue:
-                queue.remove(sequence)
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.state is State.PREEMPTED:
+            self.preempted.remove(sequence)
+        if reason == "error":
+            for block in sequence.blocks[sequence.n_found : sequence.n_published]:
+                self.pool.withdraw(block)
         self._release(sequence)
         sequence.state = State.FINISHED
         sequence.finish_reason = reason
@@ -121,59 +228,171 @@ class Scheduler:
     def _blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_tokens)
 
-    def _grow(self) -> bool:
-        """Give every running sequence the block of its next token; True if someone had to yield.
+    def _grow(self, plan: Plan) -> None:
+        """Give every running sequence the block of its next token.
 
-        Oldest first, and the youngest yields, so older work never waits for newer.
+        In order of rank, and the last one yields, so older work never waits for newer.
         """
-        has_preempted = False
+        block_tokens = self.block_tokens
         for sequence in list(self.running):
-            if sequence.state is not State.RUNNING:  # it yielded to an older one just now
+            has_room = len(sequence.tokens) <= len(sequence.blocks) * block_tokens
+            if has_room and not sequence.may_share:
                 continue
-            missing = self._blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-            while missing > self.pool.n_free and sequence.state is State.RUNNING:
-                self._preempt(self.running[-1])
-                has_preempted = True
-            if missing > 0 and sequence.state is State.RUNNING:
-                sequence.blocks.extend(self.pool.allocate(missing))
-        return has_preempted
+            if sequence.state is State.RUNNING:  # it may have yielded just now
+                self.reserve(sequence, len(sequence.tokens), plan)
+
+    def reserve(self, sequence: Sequence, n_tokens: int, plan: Plan) -> bool:
+        """Blocks of its own for a running sequence's tokens from n_computed to n_tokens; False if
+        it had to yield itself."""
+        pool, place = self.pool, sequence.n_computed // self.block_tokens
+        while True:
+            missing = max(0, self._blocks_for(n_tokens) - len(sequence.blocks))
+            is_shared = (
+                sequence.may_share
+                and place < len(sequence.blocks)
+                and pool.n_owners(sequence.blocks[place]) > 1
+            )
+            if missing + is_shared <= pool.n_free:
+                break
+            self._preempt(self.running[-1])
+            if sequence.state is not State.RUNNING:
+                return False
+        if is_shared:
+            source = sequence.blocks[place]
+            sequence.blocks[place] = pool.writable(source)
+            sequence.epoch += 1
+            plan.copies.append((source, sequence.blocks[place]))
+        sequence.may_share = False
+        if missing:
+            sequence.blocks += pool.allocate(missing)
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.state = State.PREEMPTED
-        self.preempted.append(sequence)
+        if self.policy.is_running_first:
+            self.preempted.appendleft(sequence)
+        else:
+            self.preempted.append(sequence)
+        self._record.n_preempted += 1
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.free(sequence.blocks)
         sequence.blocks = []
         sequence.epoch += 1
-        sequence.n_computed = 0
+        sequence.n_computed = sequence.n_found = sequence.n_published = 0
+        sequence.may_share = False
 
     def _admit(self) -> None:
-        """Preempted sequences first, each queue in its order; the first that does not fit ends it.
+        """Preempted sequences first, in their order; the first that does not fit ends it."""
+        while self.preempted:
+            if not self._start(self.preempted[0]):
+                return
+            self.preempted.popleft()
+            self._record.n_resumed += 1
+        while self.waiting and len(self.running) < self.max_running:
+            index = self.policy.pick(self.waiting, self._n_cached)
+            if not self._start(self.waiting[index]):
+                return
+            if index:
+                self.waiting[0].n_overtaken += 1
+            del self.waiting[index]
+            self._record.n_admitted += 1
 
-        A sequence gets all its blocks at once, so that two admitted together never count on the
-        same ones. The headroom of one block is for its first tokens: without it, it would have to
+    def _start(self, sequence: Sequence) -> bool:
+        """Let a sequence run if free blocks cover all of it that is not found, and one more.
+
+        It gets all its blocks at once, so that two admitted together never count on the same
+        ones. The headroom of one block is for its first tokens: without it, it would have to
         yield at once. Only a sequence as long as the whole pool does without.
         """
-        for queue in (self.preempted, self.waiting):
-            while queue:
-                n_blocks = self._blocks_for(len(queue[0].tokens))
-                wanted = min(n_blocks + 1, self.pool.n_blocks)
-                if wanted > self.pool.n_free or len(self.running) >= self.max_running:
-                    return
-                sequence = queue.popleft()
-                sequence.blocks = self.pool.allocate(n_blocks)
-                sequence.state = State.RUNNING
-                insort(self.running, sequence, key=lambda each: each.request.id)
+        if len(self.running) >= self.max_running:
+            return False
+        pool = self.pool
+        n_blocks = self._blocks_for(len(sequence.tokens))
+        found = pool.match(self.reusable(sequence))
+        n_taken = n_blocks - sum(pool.n_owners(block) > 0 for block in found)
+        if n_taken + (n_blocks < pool.n_blocks) > pool.n_free:
+            return False
+        self.take(sequence, found, n_blocks - len(found))
+        return True
 
-    def _spans(self) -> list[Span]:
-        spans = [Span(each, each.n_computed, 1) for each in self.running if each.n_pending == 1]
-        n_rows = len(spans)
-        for each in self.running:
-            count = min(each.n_pending, self.max_chunk - n_rows)
-            if each.n_pending > 1 and count > 0:
-                spans.append(Span(each, each.n_computed, count))
-                n_rows += count
-        return spans
+    def take(self, sequence: Sequence, found: list[int], n_new: int) -> None:
+        """A sequence that fits begins to run, on `found` blocks and `n_new` of its own."""
+        pool, counters, size = self.pool, self.pool.counters, self.block_tokens
+        pool.share(found)
+        new = pool.allocate(n_new)
+        sequence.blocks = found + new
+        sequence.n_found = sequence.n_published = len(found)
+        wanted = self.reusable(sequence)[len(found) :]
+        if self.store is not None and wanted and new:
+            n_filled = self.store.fill(new[: len(wanted)], wanted[: len(new)])
+            for block, link in zip(new[:n_filled], wanted, strict=False):
+                pool.publish(block, link)
+            sequence.n_found = sequence.n_published = len(found) + n_filled
+        sequence.n_computed = sequence.n_found * size
+        counters.queries += 1
+        counters.query_tokens += len(sequence.tokens)
+        counters.hit_tokens += len(found) * size
+        counters.store_tokens += sequence.n_computed - len(found) * size
+        self._enter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        sequence.state = State.RUNNING
+        if self.policy.is_running_first:
+            self.running.append(sequence)
+        else:
+            insort(self.running, sequence, key=_RANK)
+
+    def reusable(self, sequence: Sequence) -> list[Link]:
+        """The links of a sequence that runs from its beginning: its last token is computed."""
+        if not self.reuse:
+            return []
+        n = (len(sequence.tokens) - 1) // self.block_tokens
+        self._extend(sequence, n)
+        return sequence.links[:n]
+
+    def _n_cached(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that are in the pool."""
+        if sequence.cached_at != self.pool.version:
+            sequence.cached_at = self.pool.version
+            sequence.n_cached = len(self.pool.match(self.reusable(sequence))) * self.block_tokens
+        return sequence.n_cached
+
+    def _publish(self, sequence: Sequence, n_blocks: int) -> None:
+        self._extend(sequence, n_blocks)
+        for place in range(sequence.n_published, n_blocks):
+            self.pool.publish(sequence.blocks[place], sequence.links[place])
+        sequence.n_published = n_blocks
+
+    def _extend(self, sequence: Sequence, n_blocks: int) -> None:
+        if len(sequence.links) < n_blocks:
+            salt = sequence.request.salt
+            self.pool.hasher.extend(sequence.links, sequence.tokens, n_blocks, salt)
+
+    def _share_out(self, plan: Plan) -> None:
+        """A row for each that decodes, then chunks for the prompts, as many as are good."""
+        spans, behind = plan.spans, []
+        n_behind = attended = 0
+        for sequence in self.running:
+            start = sequence.n_computed
+            pending = len(sequence.tokens) - start
+            if pending == 1:
+                spans.append(Span(sequence, start, 1))
+                attended += start + 1
+            elif pending > 1:
+                behind.append(sequence)
+                n_behind += pending
+        plan.work = Work(len(spans), 0, attended)
+        if behind:
+            room = min(n_behind, self.max_chunk - len(spans))
+            size = self.chunks.size(plan.work, room, behind[0].n_computed)
+            plan.record.n_small = int(size < min(room, self.chunks.min_chunk))
+            for sequence in behind:
+                start = sequence.n_computed
+                count = min(len(sequence.tokens) - start, size)
+                if count:
+                    spans.append(Span(sequence, start, count))
+                    plan.work = plan.work.with_chunk(count, start)
+                    size -= count

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xpuc.runtime.prefix import Link
 from xpuc.runtime.sampling_params import SamplingParams
 
 __all__ = ["FinishReason", "Request", "SamplingParams", "Sequence", "State"]
@@ -23,11 +24,18 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked. `id` rises with arrival, so it is the age: the largest is the youngest."""
+    """What was asked.
+
+    id        rises with arrival, so it is the age: the largest is the youngest
+    priority  with the policy of that name the smallest is served first
+    salt      requests share K/V only with those of the same salt
+    """
 
     id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    salt: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +47,16 @@ class Sequence:
     blocks      the pool's blocks that hold it, in order of position
     epoch       counts how often `blocks` was replaced rather than appended to, so that a batch
                 knows when a block table row it wrote before still holds
+
+    The scheduler's own:
+
+    rank          place among its likes, see policies.py
+    links         the chain over its full blocks, as far as it was needed
+    n_found       leading blocks that were found or shared rather than computed by this sequence
+    n_published   leading blocks that others can find
+    may_share     whether the block it writes next may be another's as well
+    n_overtaken   times a later one was admitted while this one headed the queue
+    cached_at     the pool's version for which n_cached tokens of it were in the pool
     """
 
     request: Request
@@ -48,6 +66,14 @@ class Sequence:
     epoch: int = 0
     state: State = State.NEW
     finish_reason: FinishReason | None = None
+    rank: tuple[int, int] = (0, 0)
+    links: list[Link] = field(default_factory=list)
+    n_found: int = 0
+    n_published: int = 0
+    may_share: bool = False
+    n_overtaken: int = 0
+    cached_at: int = -1
+    n_cached: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)

@@ -37,7 +37,7 @@ class Stepper:
             else np.full((len(text), model.n_vocab), np.nan, np.float32)
             for text in texts
         ]
-        self._share_out(BlockPool(model.n_blocks))
+        self._share_out(BlockPool(model.n_blocks, model.block_tokens))
 
     def step(self, counts: Mapping[int, int]) -> str:
         """One call that reads the next `counts[i]` tokens of each text i; what kind it was."""

@@ -2,50 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from xpuc.errors import RequestError
 from xpuc.runtime.blocks import BlockPool
-from xpuc.runtime.scheduler import Scheduler, Span
+from xpuc.runtime.chunks import ChunkPolicy
+from xpuc.runtime.phases import StepRecord
+from xpuc.runtime.scheduler import Plan, Scheduler, Span
 from xpuc.runtime.sequence import Request, Sequence, State
 
 BLOCK_TOKENS, N_BLOCKS, MAX_BATCH, MAX_CHUNK, MAX_CONTEXT, QUEUE = 4, 10, 3, 8, 32, 5
 
 
-def scheduler_of(**other: int) -> Scheduler:
-    n_blocks = other.pop("n_blocks", N_BLOCKS)
+def scheduler_of(n_blocks: int = N_BLOCKS, **other: Any) -> Scheduler:
     sizes = {"max_batch": MAX_BATCH, "max_chunk": MAX_CHUNK, "max_context": MAX_CONTEXT}
-    return Scheduler(BlockPool(n_blocks), BLOCK_TOKENS, **(sizes | {"queue_bound": QUEUE} | other))
+    return Scheduler(BlockPool(n_blocks, BLOCK_TOKENS), **(sizes | {"queue_bound": QUEUE} | other))
 
 
-def sequence_of(id_: int, n_prompt: int) -> Sequence:
-    return Sequence(Request(id_, tuple(range(n_prompt))))
+def sequence_of(id_: int, n_prompt: int, *, first: int | None = None) -> Sequence:
+    """A prompt like no other's, or one that begins like others with the same `first`."""
+    start = 1000 * id_ if first is None else first
+    return Sequence(Request(id_, tuple(range(start, start + n_prompt))))
 
 
-def carry_out(scheduler: Scheduler, spans: list[Span]) -> None:
+def carry_out(scheduler: Scheduler, plan: Plan) -> None:
     """What the engine does with a plan, with tokens that never end a sequence."""
-    for span in spans:
-        is_last = span.is_last
-        scheduler.advance(span)
-        if is_last:
+    scheduler.complete(plan)
+    for span in plan.spans:
+        if span.is_last and span.sequence.state is State.RUNNING:
             span.sequence.tokens.append(0)
             if len(span.sequence.tokens) >= scheduler.max_tokens:
                 scheduler.finish(span.sequence, "length")
+    scheduler.end_step(plan)
 
 
 class Scheduling(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scheduler = scheduler_of()
-        self.all: list[Sequence] = []
-        self.resumable: list[Sequence] = []  # preempted, in the order it happened
+    """Any requests, forks, ends and policies, on a clock of its own that runs with the work."""
 
-    @rule(n_prompt=st.integers(1, 12) | st.integers(0, MAX_CONTEXT + 4))
-    def add(self, n_prompt: int) -> None:
-        sequence = sequence_of(len(self.all), n_prompt)
+    @initialize(policy=st.sampled_from(["fcfs", "priority", "lpm", "vllm"]), reuse=st.booleans())
+    def start(self, policy: str, reuse: bool) -> None:
+        self.now = 0
+        self.policy = policy
+        self.scheduler = scheduler_of(policy=policy, reuse=reuse, clock=lambda: self.now)
+        self.engine = FakeEngine(self.scheduler)
+        self.all: list[Sequence] = []
+        self.resumable: list[Sequence] = []  # preempted, in the order they resume
+
+    @rule(
+        n_prompt=st.integers(1, 12) | st.integers(0, MAX_CONTEXT + 4),
+        first=st.integers(0, 1) | st.none(),
+        priority=st.integers(0, 2),
+    )
+    def add(self, n_prompt: int, first: int | None, priority: int) -> None:
+        prompt = sequence_of(len(self.all), n_prompt, first=first).tokens
+        sequence = Sequence(Request(len(self.all), tuple(prompt), priority=priority))
         fits = 0 < n_prompt < MAX_CONTEXT and len(self.scheduler.waiting) < QUEUE
         if not fits:
             with pytest.raises(RequestError):
@@ -57,33 +80,57 @@ class Scheduling(RuleBasedStateMachine):
 
     @precondition(lambda self: self.all)
     @rule(data=st.data(), reason=st.sampled_from(["stop", "cancelled", "error"]))
-    def end_any(self, data: st.DataObject, reason: str) -> None:
+    def end_any(self, data: st.DataObject, reason: Any) -> None:
         sequence = data.draw(st.sampled_from(self.all))
         was = sequence.finish_reason
-        self.scheduler.finish(sequence, reason)  # type: ignore[arg-type]
+        self.scheduler.finish(sequence, reason)
         assert sequence.state is State.FINISHED
         assert sequence.finish_reason == (was or reason)
         assert not sequence.blocks
 
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.scheduler.running))
+        request = Request(len(self.all), parent.request.prompt_ids)
+        child = Sequence(request)
+        self.scheduler.fork(parent, child)
+        self.all.append(child)
+        if child.state is State.PREEMPTED:
+            self.resumable.append(child)
+
     @rule(n=st.integers(1, 8))
     def steps(self, n: int) -> None:
         for _ in range(n):
-            self._step()
+            self._step(None)
 
-    def _step(self) -> None:
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def cancel_within_a_step(self, data: st.DataObject) -> None:
+        self._step(data.draw(st.sampled_from(self.scheduler.running)))
+
+    def _step(self, cancelled: Sequence | None) -> None:
         before = {each: each.state for each in self.all}
-        spans = self.scheduler.plan()
+        plan = self.scheduler.plan()
         yielded = self._moved(before, State.RUNNING, State.PREEMPTED)
         resumed = self._moved(before, State.PREEMPTED, State.RUNNING)
         admitted = self._moved(before, State.WAITING, State.RUNNING)
+        record = plan.record
+        counts = (record.n_preempted, record.n_resumed, record.n_admitted)
+        assert counts == (len(yielded), len(resumed), len(admitted))
         if yielded:
             assert not resumed
             assert not admitted
-            running = [each.request.id for each in self.scheduler.running]
-            assert all(each.request.id > max(running, default=-1) for each in yielded)
+            if self.policy != "vllm":
+                last = max((each.rank for each in self.scheduler.running), default=(-1, -1))
+                assert all(each.rank > last for each in yielded), "older work yielded to newer"
         self._check_order(before, yielded, resumed, admitted)
-        self._check_spans(spans)
-        carry_out(self.scheduler, spans)
+        self._check_spans(plan.spans)
+        if cancelled is not None:
+            self.scheduler.finish(cancelled, "cancelled")
+        self.engine.run(plan)
+        self.now += 1_000_000 + 100_000 * record.n_rows
+        carry_out(self.scheduler, plan)
 
     def _moved(self, before: dict[Sequence, State], a: State, b: State) -> list[Sequence]:
         return [each for each in self.all if before[each] is a and each.state is b]
@@ -99,15 +146,25 @@ class Scheduling(RuleBasedStateMachine):
         assert set(resumed) == set(queue[: len(resumed)]), "resumed out of turn"
         assert not admitted or len(resumed) == len(queue), "a newcomer passed a preempted one"
         waiting = [each for each in self.all if before[each] is State.WAITING]
-        assert admitted == waiting[: len(admitted)], "admitted out of turn"
-        self.resumable = queue[len(resumed) :] + yielded[::-1]
+        waiting.sort(key=lambda each: each.rank)
+        if self.policy != "lpm":
+            assert set(admitted) == set(waiting[: len(admitted)]), "admitted out of turn"
+        if self.policy == "vllm":
+            assert list(self.scheduler.preempted)[: len(yielded)] == yielded
+            self.resumable = yielded + queue[len(resumed) :]
+        else:
+            yielded.sort(key=lambda each: each.rank, reverse=True)
+            self.resumable = queue[len(resumed) :] + yielded
+        assert list(self.scheduler.preempted) == self.resumable
 
     def _check_spans(self, spans: list[Span]) -> None:
         rows = [span.count for span in spans]
         assert sum(rows) <= MAX_CHUNK
+        assert min(rows, default=1) > 0
         assert len({span.sequence.request.id for span in spans}) == len(spans)
         is_decode = [span.sequence.n_pending == 1 for span in spans]
-        assert is_decode == sorted(is_decode, reverse=True), "a prompt before a decoding row"
+        if self.policy != "vllm":
+            assert is_decode == sorted(is_decode, reverse=True), "a prompt before a decoding row"
         for each in self.scheduler.running:
             has_span = any(span.sequence is each for span in spans)
             assert has_span or sum(rows) == MAX_CHUNK, "a sequence waits though there is room"
@@ -116,35 +173,45 @@ class Scheduling(RuleBasedStateMachine):
             assert span.start + span.count <= len(span.sequence.blocks) * BLOCK_TOKENS
 
     @invariant()
-    def blocks_are_owned_once(self) -> None:
-        self.scheduler.pool.check()
-        owned = [block for each in self.all for block in each.blocks]
-        assert len(owned) == len(set(owned)) == self.scheduler.pool.n_used
+    def blocks_have_as_many_owners_as_hold_them(self) -> None:
+        pool = self.scheduler.pool
+        pool.check()
+        held = [block for each in self.all for block in each.blocks]
+        assert len(set(held)) == pool.n_used
+        assert all(pool.n_owners(block) == held.count(block) for block in held)
 
     @invariant()
     def states_and_queues_agree(self) -> None:
-        ids = [each.request.id for each in self.scheduler.running]
-        assert ids == sorted(ids)
-        assert len(ids) <= MAX_BATCH
-        queues = {
-            State.WAITING: list(self.scheduler.waiting),
-            State.PREEMPTED: list(self.scheduler.preempted),
-            State.RUNNING: self.scheduler.running,
+        running = self.scheduler.running
+        if self.policy != "vllm":
+            assert running == sorted(running, key=lambda each: each.rank)
+        assert len(running) <= MAX_BATCH
+        queues: dict[State, Iterable[Sequence]] = {
+            State.WAITING: self.scheduler.waiting,
+            State.PREEMPTED: self.scheduler.preempted,
+            State.RUNNING: running,
         }
         for state, queue in queues.items():
             assert {each for each in self.all if each.state is state} == set(queue)
 
     def teardown(self) -> None:
-        for _ in range(2000):
+        """Everything ends, and nobody waits longer than it takes those before it to end.
+
+        Of the sequences that are left each step brings the first forward by a token at least.
+        """
+        if not hasattr(self, "scheduler"):
+            return
+        left = [each for each in self.all if each.state is not State.FINISHED]
+        for _ in range((len(left) + 1) * 2 * MAX_CONTEXT):
             if not self.scheduler.has_work:
                 break
-            carry_out(self.scheduler, self.scheduler.plan())
+            self._step(None)
         assert all(each.state is State.FINISHED for each in self.all), "a request never ends"
         assert self.scheduler.pool.n_used == 0
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestScheduling.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
 def test_decoding_rows_come_first_and_chunks_fill_the_rest() -> None:
@@ -153,20 +220,20 @@ def test_decoding_rows_come_first_and_chunks_fill_the_rest() -> None:
     scheduler.add(long)
     scheduler.add(decoding)
     scheduler.add(late)
-    assert scheduler.plan() == [Span(decoding, 0, 1), Span(long, 0, 7)]
+    assert scheduler.plan().spans == [Span(decoding, 0, 1), Span(long, 0, 7)]
 
 
 def test_admission_wants_a_block_of_headroom() -> None:
     scheduler = scheduler_of(n_blocks=4)
     scheduler.add(sequence_of(0, 4))  # 1 block and 1 to spare of 4
     scheduler.add(sequence_of(1, 12))  # 3 blocks are free, 4 are wanted
-    assert [span.sequence.request.id for span in scheduler.plan()] == [0]
+    assert [span.sequence.request.id for span in scheduler.plan().spans] == [0]
 
 
 def test_headroom_is_not_asked_of_a_sequence_as_long_as_the_pool() -> None:
     scheduler = scheduler_of(n_blocks=4, max_chunk=16)
     scheduler.add(sequence_of(0, 15))
-    assert [span.count for span in scheduler.plan()] == [15]
+    assert [span.count for span in scheduler.plan().spans] == [15]
 
 
 def states_of(*sequences: Sequence) -> list[State]:
@@ -180,14 +247,15 @@ def test_a_step_that_preempts_admits_nobody_and_the_next_no_newcomer() -> None:
     scheduler.add(younger)
     carry_out(scheduler, scheduler.plan())  # both have 2 blocks, both want a third: one is free
     scheduler.add(newcomer)
-    assert scheduler.plan() == [Span(older, 8, 1)]
+    assert scheduler.plan().spans == [Span(older, 8, 1)]
     assert states_of(older, younger, newcomer) == [State.RUNNING, State.PREEMPTED, State.WAITING]
     assert (younger.n_computed, younger.blocks, scheduler.pool.n_free) == (0, [], 2)
     assert (older.epoch, younger.epoch) == (0, 1), "a batch would trust the blocks it wrote before"
     # The newcomer's 2 blocks are free, but the preempted one comes first, and wants 4.
-    assert scheduler.plan() == [Span(older, 8, 1)]
+    assert scheduler.plan().spans == [Span(older, 8, 1)]
     scheduler.finish(older, "stop")
-    assert scheduler.plan() == [Span(newcomer, 0, 1), Span(younger, 0, 9)]
+    # The younger one's full blocks are still there.
+    assert scheduler.plan().spans == [Span(younger, 8, 1), Span(newcomer, 0, 1)]
 
 
 def test_the_youngest_yields_and_the_first_that_yielded_resumes_first() -> None:
@@ -196,7 +264,9 @@ def test_the_youngest_yields_and_the_first_that_yielded_resumes_first() -> None:
     for each in (oldest, middle, youngest):
         scheduler.add(each)
     seen = []
-    while middle.state is not State.PREEMPTED:
+    for _ in range(40):
+        if middle.state is State.PREEMPTED:
+            break
         carry_out(scheduler, scheduler.plan())
         if (states := states_of(oldest, middle, youngest)) not in seen:
             seen.append(states)
@@ -204,7 +274,7 @@ def test_the_youngest_yields_and_the_first_that_yielded_resumes_first() -> None:
     assert seen == [[run, run, run], [run, run, out], [run, out, out]]
     scheduler.finish(oldest, "stop")
     # The youngest wants 4 of 6 blocks, the middle one 5: only the first in the queue fits.
-    assert scheduler.plan() == [Span(youngest, 0, 9)]
+    assert scheduler.plan().spans == [Span(youngest, 0, 9)]
 
 
 def test_what_never_fits_is_refused_at_once() -> None:
@@ -225,4 +295,193 @@ def test_the_queue_is_bounded() -> None:
     with pytest.raises(RequestError, match="server busy, please try again") as refused:
         scheduler.add(sequence_of(QUEUE, 2))
     assert refused.value.hint == f"{QUEUE} requests are waiting already; try again later"
-    assert Scheduler(BlockPool(1), 1, max_batch=1, max_chunk=1, max_context=1).queue_bound == 512
+    assert Scheduler(BlockPool(1, 1), max_batch=1, max_chunk=1, max_context=1).queue_bound == 512
+
+
+def run_until_decoding(scheduler: Scheduler, sequence: Sequence) -> None:
+    for _ in range(sequence.n_prompt):
+        if sequence.n_generated == 0:
+            carry_out(scheduler, scheduler.plan())
+    assert sequence.n_generated == 1
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "cancelled"])
+def test_a_finished_request_leaves_its_prefix(reason: Any) -> None:
+    scheduler = scheduler_of(max_chunk=32)
+    first, second = sequence_of(0, 13, first=0), sequence_of(1, 13, first=0)
+    scheduler.add(first)
+    run_until_decoding(scheduler, first)
+    scheduler.finish(first, reason)
+    scheduler.add(second)
+    assert scheduler.plan().spans == [Span(second, 12, 1)]
+    counters = scheduler.pool.counters
+    assert (counters.queries, counters.query_tokens, counters.hit_tokens) == (2, 26, 12)
+
+
+def test_a_failed_request_leaves_only_what_it_found() -> None:
+    scheduler = scheduler_of(max_chunk=32)
+    first, second, third = (sequence_of(n, 5 + 4 * n, first=0) for n in range(3))
+    for each, reason in ((first, "stop"), (second, "error")):
+        scheduler.add(each)
+        run_until_decoding(scheduler, each)
+        scheduler.finish(each, reason)  # type: ignore[arg-type]
+    assert (first.n_prompt, second.n_prompt) == (5, 9)
+    scheduler.add(third)
+    assert scheduler.plan().spans == [Span(third, 4, 9)], "one block of the first, not two"
+
+
+def test_running_sequences_share_a_prefix_and_its_blocks_count_once() -> None:
+    scheduler = scheduler_of(n_blocks=5, max_chunk=32)
+    first, second = sequence_of(0, 9, first=0), sequence_of(1, 9, first=0)
+    scheduler.add(first)
+    run_until_decoding(scheduler, first)
+    scheduler.add(second)  # 3 blocks and one to spare; 2 are free, and 2 are the first one's
+    assert [span.sequence for span in scheduler.plan().spans] == [first, second]
+    assert second.blocks[:2] == first.blocks[:2]
+    assert scheduler.pool.n_used == 4
+
+
+def test_freed_blocks_admit_in_the_same_step() -> None:
+    scheduler = scheduler_of(n_blocks=4)
+    first, second = sequence_of(0, 12), sequence_of(1, 12)
+    scheduler.add(first)
+    scheduler.add(second)
+    carry_out(scheduler, scheduler.plan())
+    scheduler.finish(first, "cancelled")
+    assert [span.sequence for span in scheduler.plan().spans] == [second]
+
+
+def test_forks_share_all_blocks_until_they_write() -> None:
+    scheduler = scheduler_of(max_chunk=32)
+    parent = sequence_of(0, 6)
+    scheduler.add(parent)
+    scheduler.complete(plan := scheduler.plan())
+    children = [Sequence(Request(n, parent.request.prompt_ids)) for n in (1, 2)]
+    for child in children:
+        scheduler.fork(parent, child)
+    for token, each in enumerate([parent, *children]):
+        assert each.n_computed == 6
+        each.tokens.append(token)
+    scheduler.end_step(plan)
+    assert scheduler.pool.n_used == 2
+    plan = scheduler.plan()
+    assert [span.start for span in plan.spans] == [6, 6, 6]
+    shared = parent.blocks[0]
+    assert [each.blocks[0] for each in children] == [shared, shared]
+    assert len({each.blocks[1] for each in (parent, *children)}) == 3
+    # The first two to write get copies, the last one keeps the block.
+    kept = children[1].blocks[1]
+    assert plan.copies == [(kept, parent.blocks[1]), (kept, children[0].blocks[1])]
+    assert [each.epoch for each in (parent, *children)] == [1, 1, 0]
+    assert plan.record.n_copies == scheduler.pool.counters.copies == 2
+    scheduler.complete(plan)
+    assert scheduler.plan().copies == []
+
+
+def test_a_fork_that_may_not_run_waits_its_turn_and_finds_the_prefix() -> None:
+    scheduler = scheduler_of(max_batch=1, max_chunk=32)
+    parent = sequence_of(0, 9)
+    scheduler.add(parent)
+    scheduler.complete(scheduler.plan())
+    child = Sequence(Request(1, parent.request.prompt_ids))
+    scheduler.fork(parent, child)
+    parent.tokens.append(1)
+    child.tokens.append(2)
+    assert child.state is State.PREEMPTED
+    scheduler.finish(parent, "stop")
+    assert scheduler.plan().spans == [Span(child, 8, 2)]
+
+
+class Store:
+    """Serves what was evicted, and remembers what it was asked."""
+
+    def __init__(self, pool: BlockPool, *, torn: bytes = b"") -> None:
+        self.held: set[bytes] = set()
+        self.torn = torn
+        pool.on_evict = lambda _, digest: self.held.add(digest)
+
+    def fill(self, blocks: Any, links: Any) -> int:
+        assert len(blocks) <= len(links)
+        n = 0
+        while n < len(blocks) and links[n].digest in self.held and links[n].digest != self.torn:
+            n += 1
+        return n
+
+
+def test_evicted_blocks_come_back_from_the_store() -> None:
+    scheduler = scheduler_of(n_blocks=6, max_chunk=32)
+    store = scheduler.store = Store(scheduler.pool)
+    first, other, again = (
+        sequence_of(0, 13, first=0),
+        sequence_of(1, 23),
+        sequence_of(2, 13, first=0),
+    )
+    for each in (first, other):
+        scheduler.add(each)
+        run_until_decoding(scheduler, each)
+        scheduler.finish(each, "stop")
+    assert len(store.held) == 3
+    scheduler.add(again)
+    assert scheduler.plan().spans == [Span(again, 12, 1)]
+    counters = scheduler.pool.counters
+    assert (counters.hit_tokens, counters.store_tokens) == (0, 12)
+    assert scheduler.pool.match(first.links) == again.blocks[:3], "others find them too"
+
+
+def test_a_torn_block_of_the_store_is_computed() -> None:
+    scheduler = scheduler_of(n_blocks=6, max_chunk=32)
+    store = scheduler.store = Store(scheduler.pool)
+    first, again = sequence_of(0, 13, first=0), sequence_of(2, 13, first=0)
+    scheduler.add(first)
+    run_until_decoding(scheduler, first)
+    scheduler.finish(first, "stop")
+    scheduler.pool.free(scheduler.pool.allocate(6))
+    store.torn = first.links[1].digest
+    scheduler.add(again)
+    assert scheduler.plan().spans == [Span(again, 4, 9)]
+
+
+def test_a_running_stream_shrinks_the_chunk_to_the_budget() -> None:
+    now = 0
+    chunks = ChunkPolicy(512, budget_ms=20)
+    scheduler = scheduler_of(
+        n_blocks=800, max_chunk=512, max_context=3000, chunks=chunks, clock=lambda: now
+    )
+
+    def step() -> Plan:
+        nonlocal now
+        plan = scheduler.plan()
+        now += 5_000_000 + 500_000 * plan.record.n_rows
+        carry_out(scheduler, plan)
+        return plan
+
+    stream, prompt = sequence_of(0, 1), sequence_of(1, 1500)
+    scheduler.add(stream)
+    for _ in range(10):
+        step()
+    scheduler.add(prompt)
+    plans = [step() for _ in range(40)]
+    assert all(plan.record.decode_tokens == 1 for plan in plans)
+    assert {plan.record.prefill_tokens for plan in plans[-5:]} <= {28, 29}
+    assert plans[-1].record.total_ns <= 20_000_000
+    assert scheduler.counters.sums["n_small"] > 30, "less than 32 tokens, and counted"
+
+
+def test_the_record_of_a_step_adds_up() -> None:
+    times = iter(range(0, 10_000, 10))
+    records: list[StepRecord] = []
+    scheduler = scheduler_of(clock=lambda: next(times), on_step=records.append)
+    for n in range(5):
+        scheduler.add(sequence_of(n, 3))
+    plan = scheduler.plan()
+    scheduler.complete(plan, 7)
+    scheduler.end_step(plan)
+    (record,) = records
+    assert record == StepRecord(
+        step=1, start_ns=0, reserve_ns=10, admission_ns=10, model_ns=7, total_ns=30, n_rows=8,
+        prefill_tokens=8, n_admitted=3, n_running=3, n_queue=2, n_free_blocks=7,
+    )  # fmt: skip
+    scheduler.end_step(scheduler.plan(), failed=True)
+    counters = scheduler.counters
+    assert (counters.n_steps, counters.n_failed, counters.sums["n_rows"]) == (2, 1, 9)
+    assert scheduler.chunks.cost.n_steps == 1, "a step that failed teaches nothing"

@@ -1,0 +1,50 @@
+"""Carries out plans without a model: what a kernel would read back from the pool is checked.
+
+Each place of a block holds a digest of the text that ends there, as K/V hangs on all that came
+before. A wrong block, a missed copy, a prefix that is not what its hash says is an assertion here.
+"""
+
+from __future__ import annotations
+
+from xpuc.runtime.plan import Plan, Span
+from xpuc.runtime.scheduler import Scheduler
+from xpuc.runtime.sequence import Sequence, State
+
+_Digests = list[int | None]
+
+
+class FakeEngine:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.size = scheduler.block_tokens
+        n_blocks = scheduler.pool.n_blocks
+        self._pool: list[_Digests] = [[None] * self.size for _ in range(n_blocks)]
+        self._texts: dict[Sequence, _Digests] = {}
+
+    def run(self, plan: Plan) -> None:
+        """Copies, then writes, then reads, as a step of the model does."""
+        for source, destination in plan.copies:
+            self._pool[destination] = list(self._pool[source])
+        spans = [span for span in plan.spans if span.sequence.state is State.RUNNING]
+        for span in spans:
+            self._write(span)
+        for span in spans:
+            self._read(span)
+
+    def _text(self, sequence: Sequence) -> _Digests:
+        """Of each token of a sequence, a digest of it and all before; tokens are only appended."""
+        text = self._texts.setdefault(sequence, [])
+        for token in sequence.tokens[len(text) :]:
+            text.append(hash((text[-1] if text else None, token)))
+        return text
+
+    def _write(self, span: Span) -> None:
+        text, blocks = self._text(span.sequence), span.sequence.blocks
+        for position in range(span.start, span.start + span.count):
+            self._pool[blocks[position // self.size]][position % self.size] = text[position]
+
+    def _read(self, span: Span) -> None:
+        text, n = self._text(span.sequence), span.start + span.count
+        for place, start in enumerate(range(0, n, self.size)):
+            part = text[start : min(start + self.size, n)]
+            held = self._pool[span.sequence.blocks[place]]
+            assert held[: len(part)] == part, "a block holds another text"
