@@ -78,7 +78,6 @@ class BlockPool:
         self.hasher = Hasher(block_tokens, seed)
         self.on_evict = on_evict
         self.counters = PoolCounters()
-        self.version = 0  # changes whenever `match` could answer differently
         self._free = _FreeList(n_blocks)
         self._n_owners = [0] * n_blocks
         self._links: list[Link | None] = [None] * n_blocks
@@ -176,6 +175,19 @@ class BlockPool:
             blocks.append(found[0])
         return blocks
 
+    def n_cached(self, links: Many[Link], guess: int = 0) -> int:
+        """How many leading links are cached, by digest, looked for from `guess` on.
+
+        Quick where a guess is near, and right as long as prefixes lose their end first: good to
+        compare sequences by. What a sequence gets is what `match` says.
+        """
+        n = min(guess, len(links))
+        while n and links[n - 1].digest not in self._cached:
+            n -= 1
+        while n < len(links) and links[n].digest in self._cached:
+            n += 1
+        return n
+
     def publish(self, block: int, link: Link) -> None:
         """`block` holds the K/V of `link`, computed or read from the store: it can be found now.
 
@@ -191,7 +203,6 @@ class BlockPool:
         else:
             return
         self._links[block] = link
-        self.version += 1
 
     def withdraw(self, block: int) -> None:
         """Never find this owned block again: what computed it has failed."""
@@ -234,7 +245,6 @@ class BlockPool:
         if not blocks:
             del self._cached[link.digest]
         self._links[block] = None
-        self.version += 1
 
 
 class _FreeList:

@@ -13,8 +13,8 @@ _RETRY_STEPS = 64  # after which a size that is not used is measured again
 
 
 class ChunkPolicy:
-    """While nothing decodes, the size that reads fastest, learned by trying each; otherwise the
-    largest whose step is predicted to fit `budget_ms`.
+    """While nothing decodes, the smallest size that reads as fast as any, learned by trying each;
+    otherwise the largest whose step is predicted to fit `budget_ms`.
 
     max_chunk  at most this many tokens; the least chunk is MIN_CHUNK, or this if it is less. Only
                the budget goes below it, down to 1, because a prompt must end; that is counted
@@ -35,30 +35,33 @@ class ChunkPolicy:
             size *= 2
         self.sizes = tuple(sorted(sizes))
 
-    def size(self, decoding: Work, room: int, start: int) -> int:
+    def size(self, decoding: Work, n_behind: int, room: int, start: int) -> int:
         """Tokens for the prompts of a step that has the work `decoding` as well.
 
-        room   at most this many: what prompts are behind by, and rows the step has left
-        start  where the first of them goes on
+        n_behind  tokens the prompts are behind by
+        room      rows the step has left
+        start     where the first of them goes on
         """
-        room = min(room, self.max_chunk)
-        if room <= 1:
-            return room
-        if not decoding.decode_rows:
-            return min(room, self._fastest(room, start))
-        return self._within_budget(decoding, room, start)
+        most = min(n_behind, room, self.max_chunk)
+        if most <= 1:
+            return most
+        if decoding.decode_rows:
+            return self._within_budget(decoding, most, start)
+        return min(most, self._fastest(n_behind, most, start))
 
-    def _fastest(self, room: int, start: int) -> int:
+    def _fastest(self, n_behind: int, most: int, start: int) -> int:
+        """Sizes are tried on long prompts, where a poor one costs little; a short one is read as
+        it is until something is known about its size."""
         cost = self.cost
-        for size in reversed(self.sizes):
-            if size <= room and not cost.n_seen(size):
-                return size
         seen = [size for size in self.sizes if cost.n_seen(size)]
-        if not seen:
-            return room
-        oldest = min(seen, key=cost.last_seen)
-        if oldest <= room and cost.n_steps - cost.last_seen(oldest) >= _RETRY_STEPS:
-            return oldest
+        if n_behind >= 2 * self.max_chunk:
+            if len(seen) < len(self.sizes):
+                return max(set(self.sizes) - set(seen))
+            oldest = min(seen, key=cost.last_seen)
+            if cost.n_steps - cost.last_seen(oldest) >= _RETRY_STEPS:
+                return oldest
+        if not seen or not cost.n_seen(most):
+            return most
         times = [max(cost.predict(Work().with_chunk(size, start)), 1.0) for size in seen]
         rates = [size / time for size, time in zip(seen, times, strict=True)]
         best = max(rates)

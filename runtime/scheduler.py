@@ -355,10 +355,9 @@ class Scheduler:
 
     def _n_cached(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are in the pool."""
-        if sequence.cached_at != self.pool.version:
-            sequence.cached_at = self.pool.version
-            sequence.n_cached = len(self.pool.match(self.reusable(sequence))) * self.block_tokens
-        return sequence.n_cached
+        links = self.reusable(sequence)
+        sequence.n_cached = self.pool.n_cached(links, sequence.n_cached)
+        return sequence.n_cached * self.block_tokens
 
     def _publish(self, sequence: Sequence, n_blocks: int) -> None:
         self._extend(sequence, n_blocks)
@@ -387,7 +386,7 @@ class Scheduler:
         plan.work = Work(len(spans), 0, attended)
         if behind:
             room = min(n_behind, self.max_chunk - len(spans))
-            size = self.chunks.size(plan.work, room, behind[0].n_computed)
+            size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed)
             plan.record.n_small = int(size < min(room, self.chunks.min_chunk))
             for sequence in behind:
                 start = sequence.n_computed

@@ -56,7 +56,7 @@ class Sequence:
     n_published   leading blocks that others can find
     may_share     whether the block it writes next may be another's as well
     n_overtaken   times a later one was admitted while this one headed the queue
-    cached_at     the pool's version for which n_cached tokens of it were in the pool
+    n_cached      leading blocks that were in the pool when it was last looked for them
     """
 
     request: Request
@@ -72,7 +72,6 @@ class Sequence:
     n_published: int = 0
     may_share: bool = False
     n_overtaken: int = 0
-    cached_at: int = -1
     n_cached: int = 0
 
     def __post_init__(self) -> None:

@@ -6,7 +6,10 @@ before. A wrong block, a missed copy, a prefix that is not what its hash says is
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+
 from xpuc.runtime.plan import Plan, Span
+from xpuc.runtime.prefix import Link
 from xpuc.runtime.scheduler import Scheduler
 from xpuc.runtime.sequence import Sequence, State
 
@@ -14,9 +17,15 @@ _Digests = list[int | None]
 
 
 class FakeEngine:
-    def __init__(self, scheduler: Scheduler) -> None:
+    """With `has_store`, evicted blocks are kept and come back from there."""
+
+    def __init__(self, scheduler: Scheduler, *, has_store: bool = False) -> None:
         self.size = scheduler.block_tokens
         n_blocks = scheduler.pool.n_blocks
+        self.stored: dict[bytes, _Digests] = {}
+        if has_store:
+            scheduler.store = self
+            scheduler.pool.on_evict = self._save
         self._pool: list[_Digests] = [[None] * self.size for _ in range(n_blocks)]
         self._texts: dict[Sequence, _Digests] = {}
 
@@ -29,6 +38,19 @@ class FakeEngine:
             self._write(span)
         for span in spans:
             self._read(span)
+
+    def fill(self, blocks: Many[int], links: Many[Link]) -> int:
+        """The scheduler's PrefixSource."""
+        assert len(blocks) <= len(links)
+        for n, block in enumerate(blocks):
+            held = self.stored.get(links[n].digest)
+            if held is None:
+                return n
+            self._pool[block] = list(held)
+        return len(blocks)
+
+    def _save(self, block: int, digest: bytes) -> None:
+        self.stored[digest] = list(self._pool[block])
 
     def _text(self, sequence: Sequence) -> _Digests:
         """Of each token of a sequence, a digest of it and all before; tokens are only appended."""

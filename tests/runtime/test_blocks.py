@@ -49,6 +49,7 @@ class Pool(RuleBasedStateMachine):
         links = self.pool.chain(tokens)
         assert len(links) == (len(tokens) - 1) // SIZE
         found = self.pool.match(links)
+        assert self.pool.n_cached(links) == len(found)
         for place, block in enumerate(found):
             assert self.written[block] == tuple(tokens[: (place + 1) * SIZE])
         n_new = -(-len(tokens) // SIZE) - len(found)
@@ -232,6 +233,16 @@ def test_a_hit_saves_a_free_block_from_eviction() -> None:
     assert pool.n_free == 2
     pool.allocate(2)
     assert pool.match(pool.chain([1, 2, 3, 4, 5])) == found
+
+
+@pytest.mark.parametrize("guess", [0, 1, 2, 3, 9])
+def test_cached_blocks_are_counted_from_any_guess(guess: int) -> None:
+    pool = BlockPool(5, 2)
+    pool.free(published(pool, [1, 2, 3, 4, 5, 6]))
+    links = pool.chain([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert pool.n_cached(links, guess) == 3
+    pool.allocate(3)  # the two never used, and the end of the prefix
+    assert pool.n_cached(links, guess) == 2
 
 
 def test_only_the_last_copy_is_saved() -> None:

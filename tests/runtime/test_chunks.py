@@ -42,7 +42,7 @@ def mixed(
         n_decoding, context = random_.choice([1, 1, 4, 8, 20]), random_.randrange(4000)
         work = decoding = Work(n_decoding, 0, n_decoding * context)
         if step % 3 == 0:
-            size = policy.size(decoding, 2000, context)
+            size = policy.size(decoding, 2000, 600, context)
             work = decoding.with_chunk(size, context)
             if step > 100:
                 chosen.append((size, best_chunk(machine, decoding, context)))
@@ -132,31 +132,40 @@ def test_alone_a_prompt_is_read_in_the_smallest_chunks_that_are_fast(
 ) -> None:
     policy, sizes = ChunkPolicy(), []
     for _ in range(40):
-        size = policy.size(Work(), 4000, 0)
+        size = policy.size(Work(), 4000, 600, 0)
         sizes.append(size)
         policy.cost.observe(Work().with_chunk(size, 0), overhead + 1e6 * size)
     assert sorted(sizes[:5]) == [32, 64, 128, 256, 512], "each is tried once"
     assert set(sizes[5:]) == {expected}
     for _ in range(60):
-        size = policy.size(Work(), 4000, 0)
+        size = policy.size(Work(), 4000, 600, 0)
         sizes.append(size)
         policy.cost.observe(Work().with_chunk(size, 0), overhead + 1e6 * size)
     assert len(set(sizes[40:])) > 1, "the others are tried again, if rarely"
+
+
+def test_a_short_prompt_is_no_place_to_try_sizes() -> None:
+    policy, sizes, n_behind = ChunkPolicy(), [], 1000
+    while n_behind:
+        sizes.append(policy.size(Work(), n_behind, 600, 1000 - n_behind))
+        policy.cost.observe(Work().with_chunk(sizes[-1], 0), 20e6 + 1e6 * sizes[-1])
+        n_behind -= sizes[-1]
+    assert sizes == [512, 488]
 
 
 def test_an_unmeasured_machine_is_approached_in_steps() -> None:
     policy, decoding = ChunkPolicy(), Work(1, 0, 10)
     sizes = []
     for _ in range(5):
-        sizes.append(policy.size(decoding, 2000, 0))
+        sizes.append(policy.size(decoding, 2000, 600, 0))
         policy.cost.observe(decoding.with_chunk(sizes[-1], 0), 1e6)
     assert sizes == [32, 127, 255, 511, 512]
 
 
 def test_without_a_budget_and_with_little_room() -> None:
     decoding = Work(3, 0, 300)
-    assert ChunkPolicy(budget_ms=math.inf).size(decoding, 2000, 0) == 512
-    assert ChunkPolicy(16).size(Work(), 7, 0) == 7
+    assert ChunkPolicy(budget_ms=math.inf).size(decoding, 2000, 600, 0) == 512
+    assert ChunkPolicy(16).size(Work(), 7, 16, 0) == 7
     assert ChunkPolicy(16).sizes == (16,)
     assert ChunkPolicy(100).sizes == (32, 64, 100)
-    assert ChunkPolicy().size(decoding, 0, 0) == 0
+    assert ChunkPolicy().size(decoding, 9, 0, 0) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
 
 from xpuc.errors import RequestError
 from xpuc.runtime.blocks import BlockPool
@@ -61,6 +62,43 @@ def test_the_seeds_nine_lines() -> None:
             f"waiting [{', '.join(names[each.request.id] for each in queue)}]"
         )
     assert lines == VLLM_STEPS.splitlines()
+
+
+def test_vllm_runs_no_more_than_the_batch_holds() -> None:
+    scheduler = scheduler_of(16, "vllm", max_batch=2)
+    for id_ in range(3):
+        scheduler.add(Sequence(Request(id_, (id_,))))
+    assert [span.sequence.request.id for span in run(scheduler).spans] == [0, 1]
+
+
+def test_vllm_counts_the_blocks_that_a_hit_takes_off_the_free_list() -> None:
+    scheduler = scheduler_of(3, "vllm")
+    text = tuple(range(9))
+    first, other, again = (Sequence(Request(n, t)) for n, t in enumerate((text, (7,), text)))
+    scheduler.add(first)
+    run(scheduler)
+    scheduler.finish(first, "stop")
+    scheduler.add(other)
+    run(scheduler)
+    scheduler.add(again)  # two blocks of it are free and found, and it wants a third
+    assert [span.sequence for span in run(scheduler).spans] == [other]
+    scheduler.finish(other, "stop")
+    assert [(span.start, span.count) for span in run(scheduler).spans] == [(8, 1)]
+
+
+def test_vllm_goes_on_after_blocks_of_the_store() -> None:
+    scheduler = scheduler_of(4, "vllm", max_chunk=4)
+    FakeEngine(scheduler, has_store=True)
+    text = tuple(range(13))
+    first, again = Sequence(Request(0, text)), Sequence(Request(1, text))
+    scheduler.add(first)
+    for _ in range(4):
+        run(scheduler)
+    scheduler.finish(first, "stop")
+    scheduler.pool.free(scheduler.pool.allocate(4))
+    scheduler.add(again)
+    assert run(scheduler).spans == [], "the rows of the step were for blocks that came whole"
+    assert [(span.start, span.count) for span in run(scheduler).spans] == [(4, 4)]
 
 
 def run(scheduler: Scheduler) -> Plan:

@@ -52,12 +52,16 @@ def carry_out(scheduler: Scheduler, plan: Plan) -> None:
 class Scheduling(RuleBasedStateMachine):
     """Any requests, forks, ends and policies, on a clock of its own that runs with the work."""
 
-    @initialize(policy=st.sampled_from(["fcfs", "priority", "lpm", "vllm"]), reuse=st.booleans())
-    def start(self, policy: str, reuse: bool) -> None:
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority", "lpm", "vllm"]),
+        reuse=st.booleans(),
+        has_store=st.booleans(),
+    )
+    def start(self, policy: str, reuse: bool, has_store: bool) -> None:
         self.now = 0
         self.policy = policy
         self.scheduler = scheduler_of(policy=policy, reuse=reuse, clock=lambda: self.now)
-        self.engine = FakeEngine(self.scheduler)
+        self.engine = FakeEngine(self.scheduler, has_store=has_store)
         self.all: list[Sequence] = []
         self.resumable: list[Sequence] = []  # preempted, in the order they resume
 
@@ -167,7 +171,9 @@ class Scheduling(RuleBasedStateMachine):
             assert is_decode == sorted(is_decode, reverse=True), "a prompt before a decoding row"
         for each in self.scheduler.running:
             has_span = any(span.sequence is each for span in spans)
-            assert has_span or sum(rows) == MAX_CHUNK, "a sequence waits though there is room"
+            is_filled = each.n_computed == len(each.blocks) * BLOCK_TOKENS  # vLLM's: by the store
+            is_full = sum(rows) == MAX_CHUNK or (is_filled and self.policy == "vllm")
+            assert has_span or is_full, "a sequence waits though there is room"
         for span in spans:
             assert span.start == span.sequence.n_computed
             assert span.start + span.count <= len(span.sequence.blocks) * BLOCK_TOKENS
@@ -378,6 +384,17 @@ def test_forks_share_all_blocks_until_they_write() -> None:
     assert scheduler.plan().copies == []
 
 
+def test_a_fork_that_fails_leaves_its_parents_prefix() -> None:
+    scheduler = scheduler_of(max_chunk=32)
+    parent = sequence_of(0, 5)
+    scheduler.add(parent)
+    scheduler.complete(scheduler.plan())
+    child = Sequence(Request(1, parent.request.prompt_ids))
+    scheduler.fork(parent, child)
+    scheduler.finish(child, "error")
+    assert scheduler.pool.match(parent.links) == parent.blocks[:1]
+
+
 def test_a_fork_that_may_not_run_waits_its_turn_and_finds_the_prefix() -> None:
     scheduler = scheduler_of(max_batch=1, max_chunk=32)
     parent = sequence_of(0, 9)
@@ -392,35 +409,16 @@ def test_a_fork_that_may_not_run_waits_its_turn_and_finds_the_prefix() -> None:
     assert scheduler.plan().spans == [Span(child, 8, 2)]
 
 
-class Store:
-    """Serves what was evicted, and remembers what it was asked."""
-
-    def __init__(self, pool: BlockPool, *, torn: bytes = b"") -> None:
-        self.held: set[bytes] = set()
-        self.torn = torn
-        pool.on_evict = lambda _, digest: self.held.add(digest)
-
-    def fill(self, blocks: Any, links: Any) -> int:
-        assert len(blocks) <= len(links)
-        n = 0
-        while n < len(blocks) and links[n].digest in self.held and links[n].digest != self.torn:
-            n += 1
-        return n
-
-
 def test_evicted_blocks_come_back_from_the_store() -> None:
     scheduler = scheduler_of(n_blocks=6, max_chunk=32)
-    store = scheduler.store = Store(scheduler.pool)
-    first, other, again = (
-        sequence_of(0, 13, first=0),
-        sequence_of(1, 23),
-        sequence_of(2, 13, first=0),
-    )
+    engine = FakeEngine(scheduler, has_store=True)
+    first, other = sequence_of(0, 13, first=0), sequence_of(1, 23)
     for each in (first, other):
         scheduler.add(each)
         run_until_decoding(scheduler, each)
         scheduler.finish(each, "stop")
-    assert len(store.held) == 3
+    assert len(engine.stored) == 3
+    again = sequence_of(2, 13, first=0)
     scheduler.add(again)
     assert scheduler.plan().spans == [Span(again, 12, 1)]
     counters = scheduler.pool.counters
@@ -428,15 +426,15 @@ def test_evicted_blocks_come_back_from_the_store() -> None:
     assert scheduler.pool.match(first.links) == again.blocks[:3], "others find them too"
 
 
-def test_a_torn_block_of_the_store_is_computed() -> None:
+def test_what_the_store_lacks_is_computed() -> None:
     scheduler = scheduler_of(n_blocks=6, max_chunk=32)
-    store = scheduler.store = Store(scheduler.pool)
+    engine = FakeEngine(scheduler, has_store=True)
     first, again = sequence_of(0, 13, first=0), sequence_of(2, 13, first=0)
     scheduler.add(first)
     run_until_decoding(scheduler, first)
     scheduler.finish(first, "stop")
     scheduler.pool.free(scheduler.pool.allocate(6))
-    store.torn = first.links[1].digest
+    del engine.stored[first.links[1].digest]
     scheduler.add(again)
     assert scheduler.plan().spans == [Span(again, 4, 9)]
 
