@@ -201,7 +201,7 @@ class _Work:
         tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
         made = self.made(model)
         lowered, pool = made.lowered, made.pool
-        peak = roof.add_int8_peak(lowered)
+        roofs = roof.add_roofs(lowered)
         built = self.phase(
             "build", lambda: build.build(lowered.finish(), made.machine.tvm, staging / LIBRARY)
         )
@@ -217,7 +217,7 @@ class _Work:
                 "fusions": made.fusions,
                 "operations": [o.as_manifest() for o in lowered.operations.values()],
                 "records_ignored": dict(lowered.plan.db.ignored),
-                **peak,
+                **roofs,
             },
             memory={
                 "weights": (staging / WEIGHTS).stat().st_size,

@@ -107,10 +107,12 @@ class Model:
         tensors = [*self._pools, *self._weights]
         return {tensor.data_ptr(): name for tensor, name in zip(tensors, names, strict=True)}
 
-    def byte_products(self) -> Callable[[], object]:
-        """The library's loop of byte products (`int8_peak`), to be timed, if it has one."""
-        loop, operand = self._vm["int8_peak"], tvm_ffi.from_dlpack(_pages((8,), "int32"))
-        return lambda: loop(operand)
+    def loop(self, name: str, elements: int) -> Callable[[], object]:
+        """One of the library's loops that measure the machine, to be timed, on so many int32."""
+        function, operand = self._vm[name], _pages((elements,), "int32")
+        operand[:] = 1  # untouched pages of zeros would all be one
+        tensor = tvm_ffi.from_dlpack(operand)
+        return lambda: function(tensor)
 
     def _allocate_pools(self) -> list[npt.NDArray[Any]]:
         """K and V of each layer."""

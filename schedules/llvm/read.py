@@ -6,12 +6,16 @@ from tvm import tirx
 
 from xpuc.schedules.llvm import tir
 
+NAME = "memory_read"
 LANES = 8
 _VECTORS, _STREAMS, _AHEAD = 8, 4, 256  # several streams are faster than one; elements ahead
 
 
 def memory_read(n_bytes: int, parts: int = 256) -> tirx.PrimFunc:
-    """Sums over w int32 (n_bytes / 4,), in `parts` parallel parts; output y int32 (8 parts,)."""
+    """Sums over w int32 (n_bytes / 4,), in `parts` parallel parts; output y int32 (8 parts,).
+
+    A part has a stretch of each quarter of the memory: streams far apart are read faster.
+    """
     size = n_bytes // 4 // parts  # of a part
     each = LANES * _VECTORS
     assert size * parts * 4 == n_bytes, f"{n_bytes} bytes are not {parts} equal parts"
@@ -28,7 +32,8 @@ def memory_read(n_bytes: int, parts: int = 256) -> tirx.PrimFunc:
             with tir.serial(0, size // each) as step:
                 for i in range(_VECTORS):
                     stream, vector = divmod(i, per_stream)
-                    start = part * size + stream * (size // _STREAMS) + step * LANES * per_stream
+                    stretch = (stream * parts + part) * (size // _STREAMS)
+                    start = stretch + step * LANES * per_stream
                     if vector == 0:
                         tir.prefetch(w, start + _AHEAD)
                     new = tir.load(w, start + vector * LANES, LANES)
@@ -36,4 +41,4 @@ def memory_read(n_bytes: int, parts: int = 256) -> tirx.PrimFunc:
             total = tir.tree_sum(tir.load(sums, i * LANES, LANES) for i in range(_VECTORS))
             tir.store(y, part * LANES, total, LANES)
 
-    return tir.prim_func("memory_read", body)
+    return tir.prim_func(NAME, body)

@@ -25,11 +25,11 @@ import numpy as np
 import tvm
 from activations import q8a
 
-from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.isa import isa_for
 from xpuc.schedules.llvm.layouts import FORMATS, layout_of, pack
 from xpuc.schedules.llvm.linear import linear
 from xpuc.schedules.llvm.products import LinearKnobs, Weight
+from xpuc.schedules.llvm.read import LANES, memory_read
 
 COLD_BYTES = 96 << 20
 How = tuple[tvm.target.Target, frozenset[str], LinearKnobs]
@@ -116,30 +116,11 @@ def _activations(activation: str, n: int, k: int) -> list[np.ndarray]:
 
 def _read(target: tvm.target.Target) -> Timed:
     """A sum over 12 MB of memory: what the machine can read."""
-    copies, parts, lanes = 8, 256, 8
-    step = COLD_BYTES // copies // 4 // parts
-
-    def body() -> None:
-        w = tir.arg("w", (parts * step,), "int32")
-        y = tir.arg("y", (parts * lanes,), "int32")
-        with tir.parallel(0, parts) as part:
-            sums = tir.scratch(lanes * 8, "int32")
-            for i in range(8):
-                tir.store(sums, i * lanes, tir.const(0, "int32", lanes), lanes)
-            with tir.serial(0, step // (lanes * 8)) as turn:
-                for i in range(8):  # four streams of two vectors: one alone is slower than DRAM
-                    first = part * step + i // 2 * (step // 4) + turn * lanes * 2
-                    if i % 2 == 0:
-                        tir.prefetch(w, first + 256)
-                    new = tir.load(w, first + i % 2 * lanes, lanes)
-                    tir.store(sums, i * lanes, tir.load(sums, i * lanes, lanes) + new, lanes)
-            total = tir.tree_sum(tir.load(sums, i * lanes, lanes) for i in range(8))
-            tir.store(y, part * lanes, total, lanes)
-
-    run = tvm.compile(tir.prim_func("read", body), target=target)["read"]
-    weights = [_tensor(np.ones(parts * step, np.int32)) for _ in range(copies)]
-    y = _tensor(np.zeros(parts * lanes, np.int32))
-    return [partial(run, w, y) for w in weights], COLD_BYTES // copies, 0
+    size = COLD_BYTES // 8
+    run = tvm.compile(memory_read(size, 256), target=target)["memory_read"]
+    weights = [_tensor(np.ones(size // 4, np.int32)) for _ in range(8)]
+    y = _tensor(np.zeros(256 * LANES, np.int32))
+    return [partial(run, w, y) for w in weights], size, 0
 
 
 def _tensor(array: np.ndarray) -> tvm.runtime.Tensor:

@@ -198,14 +198,16 @@ def test_the_peak_is_the_artifacts_own_loop() -> None:
     class Loop:
         calls = 0
 
-        def byte_products(self) -> Callable[[], None]:
+        def loop(self, name: str, elements: int) -> Callable[[], None]:
+            assert (name, elements) == ("int8_peak", 8)
+
             def run() -> None:
                 self.calls += 1
 
             return run
 
     loop = Loop()
-    made = int8_peak(loop, manifest(decisions={"int8_peak": {"operations": 1000}}))
+    made = int8_peak(loop, manifest(decisions={"int8_peak": {"elements": 8, "operations": 1000}}))
     assert made is not None
     assert made.measure() > 0
     assert loop.calls == 2

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 from cli_runs import invoke, manifest, write_manifest
@@ -9,7 +10,7 @@ from fake_model import FakeModel
 
 from xpuc.artifact import Plane
 from xpuc.bench import Case, Profile, Row, Session, cases, peer
-from xpuc.bench.bandwidth import ReadBandwidth
+from xpuc.bench.bandwidth import Compared, Loop, read_bandwidth
 from xpuc.bench.cases import random_ids
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
 from xpuc.bench.peak import Int8Peak
@@ -139,7 +140,23 @@ def test_bytes_of_a_token():
 
 
 def test_reading_memory_is_neither_free_nor_endless():
-    assert 0.1e9 < ReadBandwidth(2).measure() < 2e12
+    assert 0.1e9 < Compared(2).measure() < 2e12
+
+
+def test_memory_is_read_by_the_artifacts_own_loop():
+    class Model:
+        asked = None
+
+        def loop(self, name, elements):
+            self.asked = name, elements
+            return lambda: time.sleep(0.01)
+
+    model, facts = Model(), {"elements": 32, "bytes": 128}
+    read = read_bandwidth(model, manifest(decisions={"memory_read": facts}), 1)
+    assert isinstance(read, Loop)
+    assert model.asked == ("memory_read", 32)
+    assert 0 < read.measure() <= 128 / 0.01
+    assert isinstance(read_bandwidth(model, manifest(decisions={}), 1), Compared)
 
 
 def test_spread():

@@ -10,7 +10,7 @@ from cli_runs import invoke, write_manifest
 from xpuc.errors import XpucError
 
 USAGE, BUG, INTERRUPTED = 2, 1, 130
-NAMES = "bench, compile, doctor, inspect, opt, run, score, tokenize"
+NAMES = "bench, compile, doctor, explain, inspect, opt, run, score, tokenize, tune"
 
 # arguments, the message, the hint
 MISTAKES = [

@@ -191,6 +191,7 @@ def test_decisions_are_recorded(artifact):
     # Q4_K q and k with a Q6_K v: all of them read the same activation.
     assert decisions["fusions"]["fuse_qkv"]["applied"] == 2
     assert decisions["int8_peak"]["operations"] > 0
+    assert decisions["memory_read"]["bytes"] == 4 * decisions["memory_read"]["elements"]
     operations = decisions["operations"]
     assert {o["origin"] for o in operations} == {"default"}
     assert {o["rows"] for o in operations} == {1, 2, None}

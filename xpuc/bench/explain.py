@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xpuc.artifact import Manifest
-from xpuc.bench.bandwidth import ReadBandwidth
+from xpuc.bench.bandwidth import read_bandwidth
 from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
 from xpuc.bench.peak import int8_peak
@@ -59,7 +59,8 @@ def measure(artifact: Path, manifest: Manifest, entry: str, depth: int, threads:
     case = Case("tg", 2, depth, point.rows) if point.rows else Case("pp", n, depth)
     ours = Ours.load(artifact, threads, [case])
     ours.warm_up()
-    bandwidth, peak = ReadBandwidth(threads), int8_peak(ours.model, manifest)
+    bandwidth = read_bandwidth(ours.model, manifest, threads)
+    peak = int8_peak(ours.model, manifest)
     profiler = Profiler(ours.model, manifest, ours.step(case), greedy=point.greedy)
     reads, products = [], []
     for _ in range(_ROUNDS):

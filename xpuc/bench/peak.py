@@ -34,4 +34,5 @@ def int8_peak(model: object, manifest: Manifest) -> Int8Peak | None:
     facts = manifest.decisions.get(DECISION)
     if facts is None:
         return None
-    return Int8Peak(cast("Any", model).byte_products(), int(facts["operations"]))
+    run = cast("Any", model).loop(DECISION, int(facts["elements"]))
+    return Int8Peak(run, int(facts["operations"]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xpuc.bench.bandwidth import ReadBandwidth
+from xpuc.bench.bandwidth import read_bandwidth
 from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
 from xpuc.bench.peak import int8_peak
@@ -66,7 +66,7 @@ class Session:
         self, cases: Sequence[Case], ours: Ours, threads: int, peer: Peer | None = None
     ) -> None:
         self.cases, self.ours, self.peer, self.threads = list(cases), ours, peer, threads
-        self.bandwidth = ReadBandwidth(threads)
+        self.bandwidth = read_bandwidth(ours.model, ours.manifest, threads)
         self.peak = int8_peak(ours.model, ours.manifest)
         self.load_average = os.getloadavg()[0]
         self._roofs: list[Roofs] = []
