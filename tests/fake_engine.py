@@ -7,11 +7,15 @@ before. A wrong block, a missed copy, a prefix that is not what its hash says is
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from typing import Any
 
+from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.plan import Plan, Span
 from xpuc.runtime.prefix import Link
 from xpuc.runtime.scheduler import Scheduler
-from xpuc.runtime.sequence import Sequence, State
+from xpuc.runtime.sequence import Request, Sequence, State
+
+BLOCK_TOKENS, N_BLOCKS, MAX_BATCH, MAX_CHUNK, MAX_CONTEXT, QUEUE = 4, 10, 3, 8, 32, 5
 
 _Digests = list[int | None]
 
@@ -70,3 +74,25 @@ class FakeEngine:
             part = text[start : min(start + self.size, n)]
             held = self._pool[span.sequence.blocks[place]]
             assert held[: len(part)] == part, "a block holds another text"
+
+
+def scheduler_of(n_blocks: int = N_BLOCKS, **other: Any) -> Scheduler:
+    sizes = {"max_batch": MAX_BATCH, "max_chunk": MAX_CHUNK, "max_context": MAX_CONTEXT}
+    return Scheduler(BlockPool(n_blocks, BLOCK_TOKENS), **(sizes | {"queue_bound": QUEUE} | other))
+
+
+def sequence_of(id_: int, n_prompt: int, *, first: int | None = None) -> Sequence:
+    """A prompt like no other's, or one that begins like others with the same `first`."""
+    start = 1000 * id_ if first is None else first
+    return Sequence(Request(id_, tuple(range(start, start + n_prompt))))
+
+
+def carry_out(scheduler: Scheduler, plan: Plan) -> None:
+    """What the engine does with a plan, with tokens that never end a sequence."""
+    scheduler.complete(plan)
+    for span in plan.spans:
+        if span.is_last and span.sequence.state is State.RUNNING:
+            span.sequence.tokens.append(0)
+            if len(span.sequence.tokens) >= scheduler.max_tokens:
+                scheduler.finish(span.sequence, "length")
+    scheduler.end_step(plan)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xpuc.runtime.batch import Batch
+from xpuc.runtime.engine import Engine, Result
 
 _STRANGER = -12345  # what a slot holds that nobody has written
 
@@ -162,3 +163,12 @@ class FakeStream:
     def finish(self) -> str:
         text, self._held = self._held.decode(errors="replace"), b""
         return text
+
+
+def engine_of(codec: FakeCodec | None = None, **sizes: Any) -> Engine:
+    return Engine(FakeModel(**sizes), codec)
+
+
+def alone(prompt: list[int], **options: Any) -> Result:
+    """A request by itself in an engine of its own, its prompt in one call."""
+    return engine_of(max_chunk=96, n_blocks=24).generate(prompt, **options)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
-from fake_model import FakeCodec, FakeModel
+from fake_model import FakeCodec, FakeModel, alone, engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,17 +16,8 @@ PROMPTS = [[5], [1, 2, 3], list(range(10, 45)), [7] * 17, [60, 2] * 11, list(ran
 LENGTHS = [20, 33, 9, 40, 1, 25]
 
 
-def engine_of(codec: FakeCodec | None = None, **sizes: Any) -> Engine:
-    return Engine(FakeModel(**sizes), codec)
-
-
 def ids_of(results: list[Result]) -> list[list[int]]:
     return [each.ids for each in results]
-
-
-def alone(prompt: list[int], **options: Any) -> Result:
-    """A request by itself in an engine of its own, its prompt in one call."""
-    return engine_of(max_chunk=96, n_blocks=24).generate(prompt, **options)
 
 
 def run_all(engine: Engine, options: list[dict[str, Any]]) -> list[Result]:
@@ -140,78 +130,6 @@ def test_only_steps_that_need_logits_ask_for_them() -> None:
     assert [greedy for _, _, greedy in engine.model.calls] == [False] * 3 + [True] * 2
 
 
-def test_length_ends() -> None:
-    engine = engine_of(max_context=24)
-    by_max = engine.generate([1, 2, 3], temperature=0, max_tokens=4)
-    assert (len(by_max.ids), by_max.finish_reason) == (4, "length")
-    by_context = engine.generate([1, 2, 3], temperature=0)
-    assert (len(by_context.ids), by_context.finish_reason) == (21, "length")
-    by_pool = engine_of(n_blocks=3, block_tokens=4).generate([1, 2, 3], temperature=0)
-    assert (len(by_pool.ids), by_pool.finish_reason) == (9, "length")
-
-
-def ends_with_token(engine: Engine, at: int, **options: Any) -> tuple[list[int], int]:
-    """What comes without a stop, and a token of it that first comes at `at` or later."""
-    ids = engine.generate([3, 4], temperature=0, max_tokens=30, **options).ids
-    return ids, next(i for i in range(at, 30) if ids.index(ids[i]) == i)
-
-
-def test_stop_ids_end_it_and_stand_in_ids_but_not_in_text() -> None:
-    engine = engine_of(FakeCodec())
-    ids, at = ends_with_token(engine, 6, ignore_eos=True)
-    stopped = engine.generate([3, 4], temperature=0, ignore_eos=True, stop_ids=(ids[at],))
-    assert stopped.finish_reason == "stop"
-    assert stopped.ids == ids[: at + 1]
-    assert stopped.text == FakeCodec().decode(ids[:at])
-
-
-def test_an_end_token_ends_it_unless_ignored() -> None:
-    codec = FakeCodec()
-    codec.eog_ids = frozenset()
-    ids, at = ends_with_token(engine_of(codec), 6)
-    codec.eog_ids = frozenset({ids[at]})
-    engine = engine_of(codec)
-    stopped = engine.generate([3, 4], temperature=0)
-    assert (stopped.ids, stopped.finish_reason) == (ids[: at + 1], "stop")
-    longer = engine.generate([3, 4], temperature=0, max_tokens=30, ignore_eos=True)
-    assert longer.ids[:at] == ids[:at]
-    assert longer.finish_reason == "length"
-    assert ids[at] not in longer.ids, "as in llama.cpp it is not chosen at all"
-
-
-def test_min_tokens_keeps_ends_from_being_chosen() -> None:
-    engine = engine_of(FakeCodec())
-    ids, at = ends_with_token(engine, 6, ignore_eos=True)
-    options: dict[str, Any] = {
-        "temperature": 0,
-        "ignore_eos": True,
-        "stop_ids": (ids[at],),
-        "max_tokens": 40,
-    }
-    longer = engine.generate([3, 4], min_tokens=at + 5, **options)
-    assert longer.ids[:at] == ids[:at]
-    assert ids[at] not in longer.ids[: at + 5]
-    assert len(longer.ids) >= at + 5
-
-
-def test_a_stop_string_across_tokens_cuts_the_text() -> None:
-    engine = engine_of(FakeCodec())
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
-    whole = engine.generate([3, 4], **options)
-    pieces = FakeCodec().pieces(whole.ids)
-    stop = (pieces[7] + pieces[8] + pieces[9])[-3:]
-    end = whole.text.index(stop)
-    stopped = engine.generate([3, 4], stop=("never", stop), **options)
-    assert (stopped.text, stopped.finish_reason) == (whole.text[:end], "stop")
-    assert stopped.stop == stop
-    assert stopped.ids == whole.ids[: len(stopped.ids)]
-    assert len(FakeCodec().decode(stopped.ids)) >= end + len(stop)
-    begun = engine.generate([3, 4], stop=whole.text[-2:] + "never", **options)
-    assert (begun.text, begun.finish_reason, begun.stop) == (whole.text, "length", None)
-    late = engine.generate([3, 4], stop=stop, min_tokens=len(stopped.ids) + 1, **options)
-    assert late.text.startswith(whole.text[: end + len(stop)])
-
-
 def test_streamed_chunks_add_up_to_the_result() -> None:
     engine = engine_of(FakeCodec())
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
@@ -251,69 +169,6 @@ def test_closing_a_stream_frees_its_blocks() -> None:
     assert engine.pool.n_used == 0
     assert not engine.has_work
     assert engine.step() == []
-
-
-@pytest.mark.parametrize("n_steps", [0, 1, 4])
-def test_cancel_takes_effect_with_the_next_step(n_steps: int) -> None:
-    engine = engine_of(max_batch=1)
-    first = engine.add_request([1] * 20, temperature=0, max_tokens=30)
-    second = engine.add_request([2], temperature=0, max_tokens=3)
-    events = [event for _ in range(n_steps) for event in engine.step()]
-    engine.cancel(first)
-    engine.cancel(first)
-    events += engine.step()
-    last = next(event for event in events if event.request is first and event.result)
-    assert last.chunk.finish_reason == last.result.finish_reason == "cancelled"  # type: ignore
-    assert len(last.result.ids) == max(n_steps - 1, 0)  # type: ignore[union-attr]
-    while engine.has_work:
-        events += engine.step()
-    assert [e.result.finish_reason for e in events if e.request is second and e.result] == [
-        "length"
-    ]
-    engine.cancel(first)
-    assert not engine.step()
-
-
-def test_a_failed_step_fails_its_requests_and_no_others() -> None:
-    engine = engine_of(max_batch=2)
-    assert isinstance(engine.model, FakeModel)
-    engine.model.fails_at = {3}
-    results = engine.generate([[1], [2], [3]], temperature=0, max_tokens=8)
-    assert [each.finish_reason for each in results] == ["error", "error", "length"]
-    assert results[0].error == "the step failed: kernel launch failed"
-    assert [len(each.ids) for each in results] == [3, 3, 8]
-    assert results[2].ids == alone([3], temperature=0, max_tokens=8).ids
-    assert engine.pool.n_used == 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_logits_that_are_no_numbers_fail_that_request_only(temperature: float) -> None:
-    engine = engine_of()
-    assert isinstance(engine.model, FakeModel)
-    engine.model.nan_tokens = {96}
-    options: dict[str, Any] = {"temperature": temperature, "seed": 1, "max_tokens": 4}
-    good, bad = engine.generate([[3, 4], [3, 96]], **options, logit_bias={96: -math.inf})
-    assert good.finish_reason == "length"
-    assert bad.finish_reason == "error"
-    assert bad.error is not None
-    assert bad.error.startswith("the logits after 2 tokens are unfit")
-    plain = engine.generate([[3, 4], [3, 96]], temperature=0, max_tokens=4)
-    assert plain[1].error == "the logits after 2 tokens are unfit: none is the largest"
-
-
-def test_the_engine_may_say_where_bad_logits_come_from() -> None:
-    engine = engine_of()
-    assert isinstance(engine.model, FakeModel)
-    engine.model.nan_tokens = {96}
-    asked: list[list[int]] = []
-    engine.on_bad_logits = lambda sequence: asked.append(list(sequence.tokens)) or "layer 3"
-    for options in ({"temperature": 0}, {"seed": 1, "logit_bias": {96: -math.inf}}):
-        bad, good = engine.generate([[3, 96], [3, 4]], max_tokens=2, **options)
-        assert good.error is None
-        assert bad.error is not None
-        assert bad.error.startswith("the logits after 2 tokens are unfit: ")
-        assert bad.error.endswith("; layer 3")
-    assert asked == [[3, 96]] * 2
 
 
 def test_ids_that_the_model_does_not_have_are_refused() -> None:
