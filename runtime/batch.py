@@ -72,6 +72,10 @@ class StepModel(Sizes, Protocol):
         """
         ...
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """Block `destination` of the pool holds the K/V that `source` does, in every layer."""
+        ...
+
 
 class Batch:
     """The arrays of the step at hand; `fill` sets them, the model reads them."""

@@ -281,7 +281,6 @@ class Engine:
                 self._deliver(generation, generation.end())
 
     def _run(self, plan: Plan) -> None:
-        assert not plan.copies, "nothing forks a sequence yet"
         spans = plan.spans
         generations = [self._live[span.sequence.request.id] for span in spans]
         wanted = [each for each, span in zip(generations, spans, strict=True) if span.is_last]
@@ -290,6 +289,8 @@ class Engine:
             each.begin_step()
         start = time.perf_counter_ns()
         try:
+            for source, destination in plan.copies:
+                self.model.copy_block(source, destination)
             self._batch.fill(spans)
             rows = self.model.run(self._batch, greedy=greedy)
         except Exception as error:

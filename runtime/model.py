@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import math
-import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from xpuc.artifact import (
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
+from xpuc.runtime.kv_pool import KvPool, pages
 from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
@@ -64,7 +63,8 @@ class Model:
         }
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
-        self._pools = [tvm_ffi.from_dlpack(pool) for pool in self._allocate_pools()]
+        self.kv = KvPool(self.n_blocks, manifest.kv)
+        self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv.arrays]
 
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
         """One step: K/V of the batch's rows is written; the result holds until the next run.
@@ -83,6 +83,10 @@ class Model:
         result = entry(*map(tvm_ffi.from_dlpack, index), *self._pools, *self._weights)
         rows: npt.NDArray[Any] = np.from_dlpack(result)
         return rows[: len(batch.out_rows)]
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Block `destination` holds the K/V that `source` does."""
+        self.kv.copy(source, destination)
 
     @contextmanager
     def instrument(self, see: Callable[[str, Any, tuple[Any, ...]], None]) -> Iterator[None]:
@@ -109,19 +113,10 @@ class Model:
 
     def loop(self, name: str, elements: int) -> Callable[[], object]:
         """One of the library's loops that measure the machine, to be timed, on so many int32."""
-        function, operand = self._vm[name], _pages((elements,), "int32")
+        function, operand = self._vm[name], pages((elements,), "int32")
         operand[:] = 1  # untouched pages of zeros would all be one
         tensor = tvm_ffi.from_dlpack(operand)
         return lambda: function(tensor)
-
-    def _allocate_pools(self) -> list[npt.NDArray[Any]]:
-        """K and V of each layer."""
-        pools = []
-        for kv_heads, head_dim, _ in self.manifest.kv.layers:
-            shape = (self.n_blocks, kv_heads, head_dim, self.block_tokens)
-            pools.append(_pages(shape, self.manifest.kv.dtype))
-            pools.append(_pages((*shape[:2], shape[3], shape[2]), self.manifest.kv.dtype))
-        return pools
 
 
 def load_model(
@@ -215,13 +210,3 @@ def _fresh_name(path: Path) -> Iterator[Path]:
         link = Path(name) / path.name
         link.symlink_to(path.resolve())
         yield link
-
-
-def _pages(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
-    """Zeros in pages of their own; the system hands out each when it is first written.
-
-    An allocator would give such an array memory that it has used, and clear all of it.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(pages, dtype).reshape(shape)

@@ -60,6 +60,16 @@ class FakeModel:
         ids[np.isnan(logits).any(axis=1)] = -1
         return ids
 
+    def copy_block(self, source: int, destination: int) -> None:
+        assert source != destination
+        size = self.block_tokens
+        first = int(self._position[source * size])
+        assert first != _STRANGER, "a block that holds nothing is copied"
+        assert first % size == 0, "a block does not begin with its first place"
+        for array in (self._token, self._position):
+            blocks = array.reshape(-1, size)
+            blocks[destination] = blocks[source]
+
     def _read_context(self, batch: Batch) -> dict[int, int]:
         digests: dict[int, int] = {}
         for row_start, n_rows, first_work, n_work in batch.tiles.tolist():

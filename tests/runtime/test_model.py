@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from xpuc.artifact import MANIFEST, RUNTIME
@@ -43,12 +40,6 @@ def python(code: str, *args: object, **environment: str) -> list[str]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
-
-
-def resident(pattern: str) -> int:
-    """Bytes of this process that /proc/self/status gives under a name."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{pattern}:\s+(\d+) kB", status)[1]) << 10
 
 
 @pytest.mark.slow
@@ -121,7 +112,7 @@ def test_a_path_relative_to_the_working_folder(artifact, monkeypatch):
 @pytest.mark.slow
 def test_the_pool_is_what_the_statement_says(artifact):
     loaded = model.load_model(artifact, n_sequences=3, ctx=40)
-    pools = [np.from_dlpack(pool) for pool in loaded._pools]
+    pools = loaded.kv.arrays
     assert loaded.n_blocks == 9
     assert [pool.shape[0] for pool in pools] == [9] * len(pools)
     assert sum(pool.nbytes for pool in pools) == loaded.memory.kv_pool
@@ -170,17 +161,6 @@ def test_one_thread_for_each_core(monkeypatch):
     for allowed, threads in (({0, 1, 2, 3, 4}, 3), ({0, 2}, 1), ({3, 4}, 2)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, c=allowed: c, raising=False)
         assert model.default_threads() == threads
-
-
-def test_pages_are_zero_and_taken_when_written():
-    before = resident("RssAnon")
-    pages = model._pages((64, 1024, 1024), "float16")
-    assert (pages.dtype, pages.nbytes, pages.ctypes.data % 64) == (np.float16, 128 << 20, 0)
-    assert resident("RssAnon") - before < 16 << 20
-    assert not pages[:1].any()
-    pages[:1] = 1
-    assert pages[:1].all()
-    assert not pages[1].any()
 
 
 @pytest.mark.slow

@@ -1,0 +1,67 @@
+"""K/V tensors by block: copies, the memory a store reads and writes, and pages taken when used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xpuc.artifact import KvLayout
+from xpuc.runtime.kv_pool import KvPool, pages
+
+LAYERS = ((2, 8, 0), (1, 4, 16))  # kv_heads, head_dim, window
+
+
+def filled(dtype: str) -> KvPool:
+    """No two elements of a tensor are equal."""
+    kv = KvPool(5, KvLayout(dtype, 4, 16, 2, LAYERS))
+    for array in kv.arrays:
+        array[:] = np.arange(array.size).reshape(array.shape)
+    return kv
+
+
+def resident() -> int:
+    """Bytes of this process in pages of no file."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
+    kv = filled(dtype)
+    shapes = [(5, 2, 8, 4), (5, 2, 4, 8), (5, 1, 4, 4), (5, 1, 4, 4)]
+    assert [each.shape for each in kv.arrays] == shapes
+    assert kv.block_bytes == KvLayout(dtype, 4, 16, 2, LAYERS).bytes_per_token * 4
+    buffers = kv.buffers(3)
+    assert sum(memoryview(each).cast("B").nbytes for each in buffers) == kv.block_bytes
+    for buffer, array in zip(buffers, kv.arrays, strict=True):
+        assert np.shares_memory(buffer, array)
+        assert bytes(buffer) == array[3].tobytes()
+        memoryview(buffer).cast("B")[:] = bytes(buffer.nbytes)
+        assert not array[3].any()
+        assert array[2].all()
+        assert array[4].all()
+
+
+def test_a_copy_is_of_all_layers_and_of_one_block() -> None:
+    kv, before = filled("float16"), filled("float16")
+    kv.copy(1, 3)
+    for array, old in zip(kv.arrays, before.arrays, strict=True):
+        expected = old.copy()
+        expected[3] = old[1]
+        assert np.array_equal(array, expected)
+
+
+def test_pages_are_zero_and_taken_when_written() -> None:
+    before = resident()
+    array = pages((64, 1024, 1024), "float16")
+    assert (array.dtype, array.nbytes, array.ctypes.data % 64) == (np.float16, 128 << 20, 0)
+    assert resident() - before < 16 << 20
+    assert not array[:1].any()
+    array[:1] = 1
+    assert array[:1].all()
+    assert not array[1].any()
