@@ -11,24 +11,23 @@ so an engine must always be driven from the same one: driven from two, two pools
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER
 from xpuc.errors import RequestError
 from xpuc.runtime.batch import Batch, StepModel
 from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.candidates import Floats
-from xpuc.runtime.dry import Breakers, find_breakers, has_dry
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
-from xpuc.runtime.grammar import Grammars
+from xpuc.runtime.intake import Intake
 from xpuc.runtime.prompts import Message, Prompt, PromptReader, check_ids, is_prompt
-from xpuc.runtime.sampler import Chain, SamplingError
+from xpuc.runtime.sampler import SamplingError
 from xpuc.runtime.sampling_params import SamplingParams, from_options
 from xpuc.runtime.scheduler import QUEUE_BOUND, Plan, Scheduler, Span
 from xpuc.runtime.score import Score, borrowed, score, teacher_forced
@@ -39,12 +38,14 @@ __all__ = ["Chunk", "Engine", "Event", "Request", "Result", "SamplingParams", "S
 log = logging.getLogger(__name__)
 
 
-class Event(NamedTuple):
-    """What a step did for a request; `result` comes with its last chunk."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a step did for a request's `index`-th completion; `result` comes with its last chunk."""
 
     request: Request
     chunk: Chunk
     result: Result | None
+    index: int = 0
 
 
 class Engine:
@@ -73,7 +74,8 @@ class Engine:
             queue_bound=queue_bound,
         )
         self._batch = Batch(model)
-        self._n_requests = 0
+        self._intake = Intake(self.prompts, tokenizer, self.scheduler, n_vocab=model.n_vocab)
+        # Completions by the ids of their sequences.
         self._live: dict[int, Generation] = {}
         self._cancelled: deque[Generation] = deque()
         # Requests of `generate` and `stream`: those the queue has no room for yet, and the events
@@ -81,8 +83,6 @@ class Engine:
         self._backlog: deque[Generation] = deque()
         self._mailboxes: dict[int, deque[Event]] = {}
         self._undelivered: list[Event] = []
-        self._breakers: dict[tuple[str, ...], Breakers] = {}
-        self._grammars = Grammars(tokenizer)
         # Asked when a request's logits are no numbers; its answer goes into the request's error.
         self.on_bad_logits: Callable[[Sequence], str] | None = None
 
@@ -101,19 +101,19 @@ class Engine:
         """Queue a request, or refuse it (RequestError: too long, queue full, bad options).
 
         `options` are fields of SamplingParams and override those of `params`. The events of the
-        request come out of `step`.
+        request come out of `step`; of its n completions each has a last one, with its result.
         """
         generation = self._prepare(prompt, from_options(params, options))
         self.scheduler.add(generation.sequence)
-        self._live[generation.request.id] = generation
+        self._enlist(generation)
         return generation.request
 
     def cancel(self, request: Request) -> None:
-        """End a request; its last event comes with the next step. Harmless when it has ended."""
-        generation = self._live.get(request.id)
-        if generation is not None and not generation.is_cancelled:
-            generation.is_cancelled = True
-            self._cancelled.append(generation)
+        """End a request; its last events come with the next step. Harmless when it has ended."""
+        for generation in self._completions(request):
+            if not generation.is_cancelled:
+                generation.is_cancelled = True
+                self._cancelled.append(generation)
 
     def step(self) -> list[Event]:
         """One step of everything that runs, and its events for requests of `add_request`.
@@ -144,7 +144,8 @@ class Engine:
         """The answer to a prompt, or to each of a list of prompts, which run together.
 
         Nothing starts if one of them is refused (RequestError). A request that fails later has
-        finish_reason "error" and says why in `error`.
+        finish_reason "error" and says why in `error`. With n > 1 a prompt is computed once, and
+        its further answers are `others` of its Result.
         """
         is_one = is_prompt(prompt)
         params = from_options(params, options)
@@ -152,7 +153,7 @@ class Engine:
         try:
             for generation in mine:
                 self._own(generation)
-            results = [self._last_event(each) for each in mine]
+            results = [self._result_of(each) for each in mine]
         finally:
             for generation in mine:
                 self._disown(generation)
@@ -162,7 +163,13 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Chunk]:
         """The answer as it comes: one chunk a token. Closing the iterator cancels the request."""
-        return self._stream(self._prepare(prompt, from_options(params, options)))
+        params = from_options(params, options)
+        if params.n > 1:
+            raise RequestError(
+                f"a stream is of one answer, n is {params.n}",
+                "use `generate`, or `add_request`, whose events say which answer they are of",
+            )
+        return self._stream(self._prepare(prompt, params))
 
     def score(self, ids: Many[int], top_k: int = 0, *, chunk: int | None = None) -> Score:
         """How likely each of `ids` is after those before it, with the `top_k` likeliest there.
@@ -193,54 +200,30 @@ class Engine:
                 self.model.run(self._batch, greedy=greedy)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> Generation:
-        """A request with all that can be refused checked, not queued yet."""
-        ids = self.prompts.read(prompt)
-        self.scheduler.check(len(ids))
-        check_ids(list(params.logit_bias), self.model.n_vocab, "logit_bias")
-        check_ids(params.stop_ids, self.model.n_vocab, "stop_ids")
-        if params.stop_strings:
-            self.prompts.codec("a stop string")
-        grammar = self._grammars.start(params)
-        seed = secrets.randbits(32) if params.seed is None else params.seed
-        chain = Chain(params, seed=seed, breakers=self._breakers_of(params))
-        self._n_requests += 1
-        request = Request(self._n_requests, tuple(ids), params)
-        log.info("request %d: sampler chain: %s", request.id, chain.describe())
-        return Generation(
-            request,
-            chain,
-            seed,
-            codec=self.tokenizer,
-            max_context=self.scheduler.max_tokens,
-            grammar=grammar,
-            on_bad_logits=self.on_bad_logits,
-        )
+        return self._intake.prepare(prompt, params, self.on_bad_logits)
 
-    def _breakers_of(self, params: SamplingParams) -> Breakers:
-        if self.tokenizer is None or not has_dry(params):
-            return {}
-        codec, texts = self.tokenizer, tuple(params.dry_breakers)
-        if texts not in self._breakers:
-            self._breakers[texts] = find_breakers(
-                texts,
-                codec.pieces(range(codec.n_vocab)),
-                lambda text: codec.encode(text, add_bos=False),
-            )
-        return self._breakers[texts]
+    def _enlist(self, generation: Generation) -> None:
+        self._live.update((each.id, each) for each in generation.completions)
+
+    def _completions(self, request: Request) -> list[Generation]:
+        """Those that have not ended."""
+        ids = range(request.id, request.id + request.params.n)
+        return [self._live[id_] for id_ in ids if id_ in self._live]
 
     def _own(self, generation: Generation) -> None:
-        self._mailboxes[generation.request.id] = deque()
-        self._live[generation.request.id] = generation
+        self._mailboxes.update((each.id, deque()) for each in generation.completions)
+        self._enlist(generation)
         self._backlog.append(generation)
 
     def _disown(self, generation: Generation) -> None:
         """Nobody waits for it any more: if it has not ended, end it and free its blocks."""
         self.cancel(generation.request)
         self._end_cancelled()
-        self._mailboxes.pop(generation.request.id, None)
+        for each in generation.completions:
+            self._mailboxes.pop(each.id, None)
 
     def _events_of(self, generation: Generation) -> Iterator[Event]:
-        mailbox = self._mailboxes[generation.request.id]
+        mailbox = self._mailboxes[generation.id]
         while True:
             while not mailbox:
                 self._advance()
@@ -249,10 +232,13 @@ class Engine:
             if event.result is not None:
                 return
 
-    def _last_event(self, generation: Generation) -> Result:
-        *_, last = self._events_of(generation)
-        assert last.result is not None
-        return last.result
+    def _result_of(self, generation: Generation) -> Result:
+        results = []
+        for each in generation.completions:
+            *_, last = self._events_of(each)
+            assert last.result is not None
+            results.append(last.result)
+        return replace(results[0], others=tuple(results[1:]))
 
     def _stream(self, generation: Generation) -> Iterator[Chunk]:
         self._own(generation)
@@ -277,7 +263,7 @@ class Engine:
     def _end_cancelled(self) -> None:
         while self._cancelled:
             generation = self._cancelled.popleft()
-            if generation.request.id in self._live:
+            if generation.id in self._live:
                 self._deliver(generation, generation.end())
 
     def _run(self, plan: Plan) -> None:
@@ -296,31 +282,51 @@ class Engine:
         except Exception as error:
             log.debug("a step of %d requests failed", len(spans), exc_info=True)
             for each in generations:
-                self._deliver(each, each.end(f"the step failed: {error}"))
+                self._fail(each, f"the step failed: {error}")
             self.scheduler.end_step(plan, failed=True)
             return
         self.scheduler.complete(plan, time.perf_counter_ns() - start)
         for each, row in zip(wanted, rows, strict=False):  # no result wanted: one row, unused
-            self._deliver(each, self._next_chunk(each, row, greedy))
+            for completion in self._fork(each):
+                self._choose(completion, row, greedy)
         self.scheduler.end_step(plan)
 
-    def _next_chunk(self, generation: Generation, row: Any, greedy: bool) -> Chunk:
+    def _fork(self, generation: Generation) -> list[Generation]:
+        """The completions that its result is for: the first one is for all of its request."""
+        if generation.sequence.n_generated:
+            return [generation]
+        for fork in generation.forks:
+            self.scheduler.fork(generation.sequence, fork.sequence)
+        return generation.completions
+
+    def _choose(self, generation: Generation, row: Any, greedy: bool) -> None:
+        """Its next token; nothing if another completion's failure has ended it just now."""
+        if generation.id not in self._live:
+            return
         try:
             id_, logprob = generation.choose(row, greedy=greedy)
         except SamplingError as error:
-            return generation.end(str(error))
-        return generation.accept(id_, logprob)
+            self._fail(generation, str(error))
+            return
+        self._deliver(generation, generation.accept(id_, logprob))
+        if generation.error is not None:
+            self._fail(generation, generation.error)
+
+    def _fail(self, generation: Generation, error: str) -> None:
+        """All of its request that has not ended ends with `error`."""
+        for each in self._completions(generation.request):
+            self._deliver(each, each.end(error))
 
     def _deliver(self, generation: Generation, chunk: Chunk) -> None:
-        request, result = generation.request, None
+        result = None
         if chunk.finish_reason is not None:
             if generation in self._backlog:
                 self._backlog.remove(generation)
             self.scheduler.finish(generation.sequence, chunk.finish_reason)
-            del self._live[request.id]
+            del self._live[generation.id]
             result = generation.result()
-        event = Event(request, chunk, result)
-        mailbox = self._mailboxes.get(request.id)
+        event = Event(generation.request, chunk, result, generation.index)
+        mailbox = self._mailboxes.get(generation.id)
         if mailbox is not None:
             mailbox.append(event)
         else:

@@ -1,10 +1,10 @@
-"""One request from its first step to its result: text, stops, log probabilities and times."""
+"""One completion from its first step to its result: text, stops, log probabilities and times."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from xpuc.runtime.grammar import GrammarState, Vocabulary
@@ -71,7 +71,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request.
+    """A finished request: its answer, and with n > 1 the `others` in the order of their seeds.
 
     `ids` holds an end-of-generation or stop token that ended it; `text` does not show it, nor the
     stop string (`stop`). `seed` repeats a sampled result. `error` says what failed when
@@ -87,10 +87,14 @@ class Result:
     logprobs: list[TokenLogprob] | None = None
     stop: str | None = None
     error: str | None = None
+    others: tuple[Result, ...] = ()
 
 
 class Generation:
-    """The engine's side of one request; the scheduler's side is `sequence`.
+    """The engine's side of one completion; the scheduler's side is `sequence`.
+
+    The request's first completion has the others as its `forks`: they go on from its first result,
+    and until then no scheduler knows of them. Each has an id of its own, the request's + `index`.
 
     `on_bad_logits` may look into the model when the logits are no numbers, and say where the first
     bad value came from; what it says goes into the request's error.
@@ -102,6 +106,7 @@ class Generation:
         chain: Chain,
         seed: int,
         *,
+        index: int = 0,
         codec: Codec | None,
         max_context: int,
         grammar: GrammarState | None = None,
@@ -109,7 +114,9 @@ class Generation:
     ) -> None:
         params = request.params
         self.request = request
-        self.sequence = Sequence(request)
+        self.index = index
+        self.sequence = Sequence(replace(request, id=request.id + index))
+        self.forks: list[Generation] = []
         self.chain = chain
         self.is_cancelled = False
         self.error: str | None = None
@@ -131,6 +138,15 @@ class Generation:
         return self.request.params
 
     @property
+    def id(self) -> int:
+        return self.sequence.request.id
+
+    @property
+    def completions(self) -> list[Generation]:
+        """Of a request's first: it and the others."""
+        return [self, *self.forks]
+
+    @property
     def banned(self) -> tuple[int, ...]:
         """Tokens that must not be chosen now."""
         return self._ends if not self._may_stop else self._always_banned
@@ -146,7 +162,8 @@ class Generation:
         )
 
     def begin_step(self) -> None:
-        self._times.begin()
+        for each in self.completions:
+            each._times.begin()
 
     def choose(self, row: Any, *, greedy: bool) -> tuple[int, TokenLogprob | None]:
         """The next token and, if wanted, its log probability; `accept` takes it in.

@@ -252,7 +252,7 @@ def test_dry_takes_its_breakers_from_the_vocabulary() -> None:
     options: dict[str, Any] = {"max_tokens": 30, "seed": 2, "dry_multiplier": 50.0}
     params: dict[str, Any] = options | {"dry_allowed_length": 1, "dry_breakers": ("q",)}
     assert engine.generate([3, 4] * 8, **params).ids != engine.generate([3, 4] * 8, seed=2).ids
-    (breakers,) = engine._breakers.values()
+    (breakers,) = engine._intake._breakers.values()
     assert breakers
     assert all("q" in FakeCodec().pieces([token])[0] for token in breakers)
 
