@@ -34,6 +34,9 @@ class FakeModel:
         n_slots = self.n_blocks * self.block_tokens
         self._token = np.full(n_slots, _STRANGER, np.int64)
         self._position = np.full(n_slots, _STRANGER, np.int64)
+        self.kv = FakeKv(
+            [each.reshape(self.n_blocks, -1) for each in (self._token, self._position)]
+        )
         # The same for every size, so that engines of different sizes run the same model.
         weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
         self._weights = weights.astype(np.uint64)
@@ -121,6 +124,17 @@ class FakeModel:
             assert (batch.slots[in_tiles:] == -1).all()
             assert not batch.tokens[in_tiles:].any()
             assert not batch.positions[in_tiles:].any()
+
+
+class FakeKv:
+    """The memory of a FakeModel's blocks, as KvPool gives it out."""
+
+    def __init__(self, arrays: list[npt.NDArray[np.int64]]) -> None:
+        self._bytes = [each.view(np.uint8) for each in arrays]
+        self.block_bytes = sum(each.shape[1] for each in self._bytes)
+
+    def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
+        return [each[block] for each in self._bytes]
 
 
 class FakeCodec:
