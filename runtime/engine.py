@@ -9,9 +9,11 @@ so an engine must always be driven from the same one: driven from two, two pools
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -20,9 +22,11 @@ from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER
 from xpuc.errors import RequestError
 from xpuc.runtime.candidates import Floats
 from xpuc.runtime.chunks import BUDGET_MS
+from xpuc.runtime.cost_model import Work
 from xpuc.runtime.generation import Chunk, Generation, Result
+from xpuc.runtime.phases import JsonLines
 from xpuc.runtime.policies import PolicyName, policy_of
-from xpuc.runtime.prefix_store import STORE_BYTES, identity_of, open_store
+from xpuc.runtime.prefix_store import STORE_BYTES, PrefixStore, identity_of, open_store
 from xpuc.runtime.prompts import Message, Prompt, check_ids, is_prompt
 from xpuc.runtime.sampling_params import SamplingParams, from_options
 from xpuc.runtime.scheduler import QUEUE_BOUND, Span
@@ -103,13 +107,26 @@ class Engine(StepEngine):
         return self._teacher_forced(ids, chunk)
 
     def warm_up(self, n_rows: int = 1, *, greedy: bool = True) -> None:
-        """A throwaway chunk of `n_rows` (at most the largest) and a decode step, so that the first
-        request does not pay for what a first call costs."""
+        """A throwaway decode step, a chunk of `n_rows` (at most the largest) and a decode step, so
+        that the first request does not pay for what a first call costs.
+
+        The times of the last two are the first that the scheduler knows of this machine.
+        """
         n = max(1, min(n_rows, self.model.max_chunk, self.max_tokens))
+        cost = self.scheduler.chunks.cost
+        with borrowed(self.pool, self.model.block_tokens, [0]) as sequence:
+            self._time(Span(sequence, 0, 1), greedy)
         with borrowed(self.pool, self.model.block_tokens, [0] * n) as sequence:
-            for start, count in ((0, n), (n - 1, 1)):
-                self._batch.fill([Span(sequence, start, count)])
-                self.model.run(self._batch, greedy=greedy)
+            if n > 1:
+                cost.observe(Work().with_chunk(n, 0), self._time(Span(sequence, 0, n), greedy))
+            cost.observe(Work(1, 0, n), self._time(Span(sequence, n - 1, 1), greedy))
+
+    def _time(self, span: Span, greedy: bool) -> int:
+        """ns of a step of one span."""
+        start = time.perf_counter_ns()
+        self._batch.fill([span])
+        self.model.run(self._batch, greedy=greedy)
+        return time.perf_counter_ns() - start
 
     def _own(self, generation: Generation) -> None:
         self._mailboxes.update((each.id, deque()) for each in generation.completions)
@@ -166,6 +183,7 @@ def load(
     policy: PolicyName = "fcfs",
     chunk_budget_ms: float = BUDGET_MS,
     queue_bound: int = QUEUE_BOUND,
+    step_log: str | Path | None = None,
 ) -> Engine:
     """An engine on the artifact at `path`, ready to serve.
 
@@ -178,8 +196,10 @@ def load(
     policy           fcfs | priority | lpm | vllm: in which order requests are served
     chunk_budget_ms  how long prompts may keep those waiting that decode; math.inf: no bound
     queue_bound      most requests that wait; the next one is refused
+    step_log         file that a line of JSON is added to for every step, see phases.StepRecord
 
-    ArtifactError if it does not fit this machine, RequestError if ctx is too large.
+    ArtifactError if it does not fit this machine, RequestError if ctx is too large, FileError if
+    the store or the log cannot be opened.
     """
     from xpuc.runtime.model import load_model  # tvm_ffi: only where a model is run
     from xpuc.runtime.tokenizer import Tokenizer
@@ -192,16 +212,27 @@ def load(
     tokenizer = Tokenizer.from_files(directory / TOKENIZER, model.manifest.tokenizer)
     template = directory / CHAT_TEMPLATE
     identity = identity_of(model.manifest)
-    engine = Engine(
-        model,
-        tokenizer,
-        chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
-        queue_bound=queue_bound,
-        policy=policy,
-        chunk_budget_ms=chunk_budget_ms,
-        store=None if store is None else open_store(store, model.kv, identity, store_bytes),
-        identity=identity,
-    )
-    if warm_rows:
-        engine.warm_up(warm_rows)
+    kept: PrefixStore | None = None
+    steps: JsonLines | None = None
+    with ExitStack() as on_failure:
+        if store is not None:
+            kept = open_store(store, model.kv, identity, store_bytes)
+            on_failure.callback(kept.close)
+        if step_log is not None:
+            steps = JsonLines.open(Path(step_log))
+            on_failure.callback(steps.close)
+        engine = Engine(
+            model,
+            tokenizer,
+            chat_template=template.read_text(encoding="utf-8") if template.is_file() else None,
+            queue_bound=queue_bound,
+            policy=policy,
+            chunk_budget_ms=chunk_budget_ms,
+            store=kept,
+            identity=identity,
+            step_log=steps,
+        )
+        if warm_rows:
+            engine.warm_up(warm_rows)
+        on_failure.pop_all()
     return engine

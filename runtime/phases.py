@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TextIO
+
+from xpuc.errors import FileError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -14,7 +21,7 @@ class StepRecord:
 
     admission_ns  deciding who comes in, prefixes found and blocks of the store read included
     reserve_ns    giving running sequences the blocks of their next tokens
-    model_ns      the model's call, and filling its batch
+    model_ns      the model's call, and before it copying K/V and filling the batch
     total_ns      from the plan to the last token delivered: what a stream waits for its next one
     n_rows        decode_tokens + prefill_tokens
     n_admitted    newcomers; n_resumed: preempted sequences that run again
@@ -65,10 +72,36 @@ class StepCounters:
 
 
 class JsonLines:
-    """Writes each record as a line of JSON; give it to Scheduler as `on_step`."""
+    """Writes each record as a line of JSON; give it to Scheduler as `on_step`.
+
+    Where the disk takes no more the log ends, and nothing else does.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._is_open = True
+
+    @classmethod
+    def open(cls, path: Path) -> JsonLines:
+        """At the end of a file, a line on disk as soon as it is written."""
+        try:
+            return cls(path.open("a", buffering=1, encoding="utf-8"))
+        except OSError as error:
+            raise FileError(
+                f"{path}: the step log cannot be written ({error.strerror})",
+                "name a file in a folder that can be written",
+            ) from None
 
     def __call__(self, record: StepRecord) -> None:
-        self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+        if self._is_open:
+            try:
+                self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+            except OSError as error:
+                self._is_open = False
+                log.warning("the step log ends here (%s)", error.strerror)
+
+    def close(self) -> None:
+        """Nothing is written from now on; harmless when repeated."""
+        self._is_open = False
+        with suppress(OSError):
+            self._file.close()

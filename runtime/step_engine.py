@@ -18,6 +18,7 @@ from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import BUDGET_MS, ChunkPolicy
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
 from xpuc.runtime.intake import Intake
+from xpuc.runtime.phases import JsonLines
 from xpuc.runtime.policies import PolicyName
 from xpuc.runtime.prefix_store import PrefixStore
 from xpuc.runtime.prompts import Prompt, PromptReader
@@ -48,6 +49,7 @@ class StepEngine:
     chunk_budget_ms  how long prompts may keep those waiting that decode, see chunks.py
     store            keeps K/V that leaves memory; closed with the engine
     identity         of the model's K/V, as the store was opened with
+    step_log         told of every step; closed with the engine
     """
 
     def __init__(
@@ -61,11 +63,13 @@ class StepEngine:
         chunk_budget_ms: float = BUDGET_MS,
         store: PrefixStore | None = None,
         identity: bytes = b"",
+        step_log: JsonLines | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.prompts = PromptReader(tokenizer, n_vocab=model.n_vocab, chat_template=chat_template)
         self.store = store
+        self.step_log = step_log
         on_evict = None if store is None else store.save
         self.pool = BlockPool(model.n_blocks, model.block_tokens, seed=identity, on_evict=on_evict)
         self.scheduler = Scheduler(
@@ -77,6 +81,7 @@ class StepEngine:
             policy=policy,
             chunks=ChunkPolicy(model.max_chunk, budget_ms=chunk_budget_ms),
             store=store,
+            on_step=step_log,
         )
         self._batch = Batch(model)
         self._intake = Intake(self.prompts, tokenizer, self.scheduler, n_vocab=model.n_vocab)
@@ -98,7 +103,7 @@ class StepEngine:
         self.close()
 
     def close(self) -> None:
-        """Cancel what has not ended, keep in the store what is cached, and close it.
+        """Cancel what has not ended, keep in the store what is cached, close it and the step log.
 
         Harmless when repeated.
         """
@@ -108,6 +113,8 @@ class StepEngine:
         if self.store is not None:
             self.store.save_all(self.pool.cached())
             self.store.close()
+        if self.step_log is not None:
+            self.step_log.close()
 
     @property
     def max_tokens(self) -> int:

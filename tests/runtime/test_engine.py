@@ -270,7 +270,7 @@ def test_warming_up_leaves_nothing_behind() -> None:
     engine = engine_of()
     assert isinstance(engine.model, FakeModel)
     engine.warm_up(12)
-    assert engine.model.calls == [("prefill", 12, True), ("decode", 1, True)]
+    assert engine.model.calls == [("decode", 1, True), ("prefill", 12, True), ("decode", 1, True)]
     assert engine.pool.n_used == 0
     ids = engine.generate([1, 2, 3], temperature=0, max_tokens=9).ids
     assert ids == alone([1, 2, 3], temperature=0, max_tokens=9).ids

@@ -1,0 +1,63 @@
+"""What the engine tells of its steps, and what it learns of their cost before the first request."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from fake_model import FakeModel
+
+from xpuc.errors import RequestError
+from xpuc.runtime.cost_model import Work
+from xpuc.runtime.engine import Engine, load
+from xpuc.runtime.phases import JsonLines
+
+
+def test_every_step_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    model = FakeModel()
+    with Engine(model, step_log=JsonLines.open(path)) as engine:
+        model.fails_at = {2}
+        engine.generate([1] * 20, temperature=0, max_tokens=5)
+        engine.generate([2] * 6, n=2, temperature=0, max_tokens=5)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["n_rows"] for line in lines] == [rows for _, rows, _ in model.calls]
+    assert [line["failed"] for line in lines] == [n == 2 for n in range(len(lines))]
+    assert [line["n_copies"] for line in lines] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert all(0 < line["model_ns"] < line["total_ns"] for line in lines if not line["failed"])
+
+
+@pytest.mark.parametrize("n_rows", [1, 12, 1000])
+def test_a_warm_up_is_the_first_that_is_known_of_the_cost(n_rows: int) -> None:
+    engine = Engine(FakeModel())
+    cost = engine.scheduler.chunks.cost
+    assert cost.predict(Work(1, 0, 12)) == 0
+    engine.warm_up(n_rows)
+    n = min(n_rows, engine.model.max_chunk)
+    assert cost.n_steps == 1 + (n > 1)
+    assert cost.largest_seen() == (1 << n.bit_length() - 1 if n > 1 else 0)
+    assert cost.predict(Work(1, 0, n)) > 0
+    assert engine.pool.n_used == 0
+
+
+def test_the_budget_is_the_schedulers() -> None:
+    assert Engine(FakeModel()).scheduler.chunks.budget_ms == 150.0
+    engine = Engine(FakeModel(), chunk_budget_ms=20.0, policy="lpm", queue_bound=7)
+    assert engine.scheduler.chunks.budget_ms == 20.0
+    assert engine.scheduler.queue_bound == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "fifo"}, "unknown scheduling policy 'fifo'"),
+        ({"chunk_budget_ms": 0}, "chunk_budget_ms is 0"),
+        ({"chunk_budget_ms": math.nan}, "chunk_budget_ms is nan"),
+    ],
+)
+def test_refused_before_anything_is_loaded(options: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        load("no such artifact", **options)  # type: ignore[arg-type]
+    assert refused.value.message == message
