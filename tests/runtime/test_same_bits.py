@@ -1,0 +1,107 @@
+"""On a compiled model: wherever the K/V of a prompt comes from, the logits are the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xpuc.artifact import LIBRARY, read_manifest
+from xpuc.runtime.engine import Engine, load
+from xpuc.runtime.generation import Generation
+from xpuc.runtime.prefix_store import identity_of
+
+pytest.importorskip("lmdb")
+
+PROMPT = [5, 6, 7, 8] * 9  # two blocks of sixteen and four tokens
+OPTIONS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
+SEEDS = (3, 4, 5)
+
+Bits = dict[int, list[bytes]]  # by seed, the logits that each token was chosen from
+
+
+@pytest.fixture
+def bits(monkeypatch: pytest.MonkeyPatch) -> Bits:
+    seen: Bits = {}
+    choose = Generation.choose
+
+    def watched(self: Generation, row: Any, *, greedy: bool) -> Any:
+        assert not greedy
+        seen.setdefault(self._seed, []).append(np.asarray(row).tobytes())
+        return choose(self, row, greedy=greedy)
+
+    monkeypatch.setattr(Generation, "choose", watched)
+    return seen
+
+
+def ask(engine: Engine, bits: Bits, seed: int, n: int = 1) -> Bits:
+    """The logits of n answers, each of twelve tokens."""
+    bits.clear()
+    result = engine.generate(PROMPT, seed=seed, n=n, **OPTIONS)
+    assert [len(each.ids) for each in (result, *result.others)] == [12] * n
+    assert engine.pool.n_used == 0
+    return dict(bits)
+
+
+@pytest.mark.slow
+def test_alone_forked_from_the_pool_and_from_the_store(
+    artifact: Path, bits: Bits, tmp_path: Path
+) -> None:
+    engine = load(artifact)
+    engine.scheduler.reuse = False
+    alone: Bits = {}
+    for seed in SEEDS:
+        alone |= ask(engine, bits, seed)
+    assert engine.pool.counters.hit_tokens == 0
+    assert len({rows[0] for rows in alone.values()}) == 1, "the first token's are of the prompt"
+    assert len({rows[-1] for rows in alone.values()}) == len(SEEDS)
+
+    log = tmp_path / "steps.jsonl"
+    with load(artifact, store=tmp_path / "store", step_log=log) as engine:
+        assert ask(engine, bits, SEEDS[0], n=len(SEEDS)) == alone, "forked; one waits for room"
+        assert engine.pool.counters.copies > 0
+        for seed in SEEDS:
+            hits = engine.pool.counters.hit_tokens
+            assert ask(engine, bits, seed) == {seed: alone[seed]}, "its prefix from the pool"
+            assert engine.pool.counters.hit_tokens == hits + 32
+    assert sum(json.loads(line)["n_copies"] for line in log.read_text().splitlines()) > 0
+
+    with load(artifact, store=tmp_path / "store", warm_rows=16) as engine:
+        assert ask(engine, bits, SEEDS[0], n=len(SEEDS)) == alone, "from the store after a restart"
+        assert engine.pool.counters.store_tokens >= 32
+    with load(artifact, store=tmp_path / "store") as engine:
+        assert ask(engine, bits, SEEDS[1]) == {SEEDS[1]: alone[SEEDS[1]]}
+        assert (engine.pool.counters.hit_tokens, engine.pool.counters.store_tokens) == (0, 32)
+
+
+@pytest.mark.slow
+def test_greedy_answers_are_the_same_ids(artifact: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    alone = load(artifact).generate(PROMPT, **options).ids
+    for _ in range(2):
+        with load(artifact, store=tmp_path) as engine:
+            result = engine.generate(PROMPT, n=3, **options)
+            assert [each.ids for each in (result, *result.others)] == [alone] * 3
+    assert engine.pool.counters.store_tokens >= 32
+
+
+@pytest.mark.slow
+def test_what_the_k_v_hangs_on_is_in_its_identity(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    library = manifest.files | {LIBRARY: manifest.files[LIBRARY] | {"xxh3_128": "0"}}
+    others = [
+        dataclasses.replace(manifest, source=manifest.source | {"xxh3_128": "0"}),
+        dataclasses.replace(manifest, files=library),
+        *(
+            dataclasses.replace(manifest, kv=dataclasses.replace(manifest.kv, **change))
+            for change in ({"dtype": "float32"}, {"block_tokens": 32}, {"layers": ((1, 8, 0),)})
+        ),
+    ]
+    identities = {identity_of(each) for each in (manifest, *others)}
+    assert len(identities) == 1 + len(others)
+    renamed = dataclasses.replace(manifest, name="another name", max_batch=7)
+    assert identity_of(renamed) == identity_of(manifest)
