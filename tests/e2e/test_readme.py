@@ -35,7 +35,8 @@ def page_names() -> list[str]:
 
 def shell_lines(text: str) -> Iterator[str]:
     """Lines of indented and of plainly fenced blocks, and of what stands in backticks."""
-    fenced = re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    fenced = [body for language, body in blocks if language in ("", "sh", "bash", "console")]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for block in fenced:
         yield from (line.strip().removeprefix("$ ") for line in block.splitlines())
