@@ -37,6 +37,9 @@ class Intake:
         self,
         prompt: Prompt,
         params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
         on_bad_logits: Callable[[Sequence], str] | None = None,
     ) -> Generation:
         """The first completion of a request, with the others as its forks; RequestError.
@@ -47,7 +50,7 @@ class Intake:
         self._scheduler.check(len(ids))
         self._check(params)
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        request = Request(self._n_ids + 1, tuple(ids), params)
+        request = Request(self._n_ids + 1, tuple(ids), params, priority, salt)
         self._n_ids += params.n
         completions = [
             Generation(

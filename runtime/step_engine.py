@@ -126,14 +126,22 @@ class StepEngine:
         return bool(self._live or self._undelivered)
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        **options: Any,
     ) -> Request:
         """Queue a request, or refuse it (RequestError: too long, queue full, bad options).
 
-        `options` are fields of SamplingParams and override those of `params`. The events of the
-        request come out of `step`; of its n completions each has a last one, with its result.
+        `options` are fields of SamplingParams and override those of `params`; see Request for the
+        others. The events of the request come out of `step`; of its n completions each has a last
+        one, with its result.
         """
-        generation = self._prepare(prompt, from_options(params, options))
+        params = from_options(params, options)
+        generation = self._prepare(prompt, params, priority=priority, salt=salt)
         self.scheduler.add(generation.sequence)
         self._enlist(generation)
         return generation.request
@@ -154,8 +162,12 @@ class StepEngine:
         events, self._undelivered = self._undelivered, []
         return events
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> Generation:
-        return self._intake.prepare(prompt, params, self.on_bad_logits)
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+    ) -> Generation:
+        return self._intake.prepare(
+            prompt, params, priority=priority, salt=salt, on_bad_logits=self.on_bad_logits
+        )
 
     def _enlist(self, generation: Generation) -> None:
         self._live.update((each.id, each) for each in generation.completions)

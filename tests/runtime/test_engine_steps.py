@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_model import FakeModel
@@ -47,6 +48,30 @@ def test_the_budget_is_the_schedulers() -> None:
     engine = Engine(FakeModel(), chunk_budget_ms=20.0, policy="lpm", queue_bound=7)
     assert engine.scheduler.chunks.budget_ms == 20.0
     assert engine.scheduler.queue_bound == 7
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", [0, 1, 2, 3]), ("priority", [2, 1, 3, 0])])
+def test_urgent_requests_are_served_first_by_that_policy(policy: Any, order: list[int]) -> None:
+    engine = Engine(FakeModel(max_batch=1), policy=policy)
+    requests = [
+        engine.add_request([n], priority=priority, n=2, temperature=0, max_tokens=2)
+        for n, priority in enumerate((7, 1, 0, 1))
+    ]
+    ended: list[int] = []
+    while engine.has_work:
+        ended += [requests.index(e.request) for e in engine.step() if e.result is not None]
+    assert ended == [each for each in order for _ in range(2)]
+
+
+def test_requests_share_k_v_with_their_own_salt_only() -> None:
+    engine = Engine(FakeModel())
+    hits = []
+    for salt in (b"", b"one", b"two", b"one"):
+        engine.add_request([*range(20)], salt=salt, n=2, temperature=0, max_tokens=2)
+        while engine.has_work:
+            engine.step()
+        hits.append(engine.pool.counters.hit_tokens)
+    assert hits == [0, 0, 0, 16]
 
 
 @pytest.mark.parametrize(
