@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def test_call_gives_and_raises() -> None:
     run(test)
 
 
-def test_it_is_at_the_front_door(tmp_path: Any) -> None:
+def test_it_is_at_the_front_door(tmp_path: Path) -> None:
     assert xpuc.AsyncEngine is AsyncEngine
 
     async def test() -> None:
@@ -250,5 +251,19 @@ def test_it_is_at_the_front_door(tmp_path: Any) -> None:
         with pytest.raises(type(by_load.value), match=re.escape(by_load.value.message)):
             async with xpuc.AsyncEngine.load(tmp_path / "none.xpuc", threads=1):
                 pytest.fail("there is none")
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_on_an_artifact(artifact: Path, tmp_path: Path) -> None:
+    options = GREEDY | {"max_tokens": 8, "seed": 1}
+    with xpuc.load(artifact) as loaded:
+        expected = [plain(loaded.generate(prompt, **options)) for prompt in ([5, 6], [7])]
+
+    async def test() -> None:
+        async with xpuc.AsyncEngine.load(artifact, store=tmp_path / "store") as engine:
+            both = asyncio.gather(*(engine.generate(each, **options) for each in ([5, 6], [7])))
+            assert list(map(plain, await both)) == expected
 
     run(test)
