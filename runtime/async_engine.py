@@ -94,6 +94,7 @@ class AsyncEngine:
     ) -> Result | list[Result]:
         """The answer to a prompt, or to each of a list of prompts; see Engine.generate.
 
+        `options` are all that Engine.add_request takes, so `priority` and `salt` are among them.
         RequestError if one of them is refused: those that run are cancelled. A single prompt is
         refused when the queue is full, the prompts of a list wait for room in it.
         """

@@ -27,6 +27,7 @@ from xpuc.errors import RequestError, XpucError
 from xpuc.runtime.async_engine import AsyncEngine
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.sampling_params import SamplingParams
+from xpuc.runtime.sequence import Request
 
 
 def plain(result: Result) -> tuple[Any, ...]:
@@ -97,6 +98,25 @@ def test_lists_chats_params_and_completions() -> None:
                     assert list(map(plain, one.others)) == list(map(plain, other.others))
 
     run(test)
+
+
+def test_options_of_a_request_reach_it() -> None:
+    requests: list[Request] = []
+
+    class Noting(Engine):
+        def add_request(self, *args: Any, **options: Any) -> Request:
+            requests.append(super().add_request(*args, **options))
+            return requests[-1]
+
+    async def test() -> None:
+        async with AsyncEngine(lambda: Noting(FakeModel())) as engine:
+            await engine.generate([1], max_tokens=2, priority=3, salt=b"mine")
+            await ids_of_stream(engine, [1], max_tokens=2, priority=3, salt=b"mine")
+
+    run(test)
+    for request in requests:
+        assert (request.priority, request.salt, request.params.max_tokens) == (3, b"mine", 2)
+    assert len(requests) == 2
 
 
 def test_a_stream_is_of_one_answer() -> None:
