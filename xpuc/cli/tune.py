@@ -202,7 +202,8 @@ class _Watch:
 
     def __call__(self, status: Status) -> None:
         best = f", best {status.best:.2f}x" if status.doing == "tuning" else ""
-        saved = f", {100 * status.saved:.1f} % of kernel time saved" if status.saved else ""
+        gain = 100 * (1 / (1 - status.saved) - 1)
+        saved = f", +{gain:.1f} % tokens/s predicted" if status.saved else ""
         trials = quantities.count(status.trials, "trial")
         self._show(f"{status.task}: {trials}{best}{saved}", status.done, status.total)
 

@@ -119,9 +119,10 @@ class Session:
     @property
     def _is_spent(self) -> bool:
         budget, own = self.budget, time.monotonic() - self._resumed
+        part = _MEASURING if self._doing == "measuring" else 1.0
         return (
             self._stopped.is_set()
-            or (budget.seconds is not None and own >= budget.seconds)
+            or (budget.seconds is not None and own >= part * budget.seconds)
             or (budget.trials is not None and self._trials >= budget.trials)
         )
 
