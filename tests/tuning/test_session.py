@@ -315,3 +315,20 @@ def test_an_unused_database_stays_empty(tuner: Tuner) -> None:
     assert session.db == TuneDb()
     assert session.run().records_path == str(tuner.folder / "llvm.jsonl")
     assert not (tuner.folder / "llvm.jsonl").exists()
+
+
+def test_half_of_the_seconds_are_left_for_the_search(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("xpuc.tuning.session.time.monotonic", lambda: now[0])
+    tasks = (task(16), task(24), task(32))
+    session = tuner.session(Machine(faster), *tasks, budget=Budget(seconds=1000.0))
+
+    def watch(status: Status) -> None:
+        now[0] += 300.0 if status.doing == "measuring" else 0.0
+
+    session.watch = watch
+    found = session.run().results
+    assert sorted(bool(result.baseline) for result in found) == [False, True, True]
+    assert [result.reason for result in found if result.baseline] == [KEPT, KEPT]

@@ -33,6 +33,7 @@ from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
 
+_MEASURING = 0.5  # of the seconds at most, for the incumbents' times; the rest is for the search
 # Of a board: at one candidate, which has then crashed it; at one task with nothing measured in
 # between, beyond which the task is left alone.
 _LOSSES = 2
