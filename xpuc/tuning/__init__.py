@@ -7,6 +7,7 @@ boards.py     where candidates are measured: this machine, or others through TVM
 timing.py     candidates in turns with the incumbent, and what counts as faster
 search.py     which knobs to try next
 trials.py     the log of what was measured, from which a session resumes
+shares.py     how much of a step each task is
 session.py    the whole: budget, search, records
 report.py     what a session found, as a page; plots.py: its plots
 """

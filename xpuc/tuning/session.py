@@ -21,7 +21,7 @@ from typing import Any
 from xpuc import tune_db
 from xpuc.artifact import CPU_FEATURES
 from xpuc.errors import XpucError
-from xpuc.schedules import kernel_digest, llvm, pick, tvm_version
+from xpuc.schedules import Choice, kernel_digest, llvm, pick, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
 from xpuc.tuning import roofs
 from xpuc.tuning.boards import Board, BoardLost, Boards
@@ -29,6 +29,7 @@ from xpuc.tuning.programs import Builder, Candidate
 from xpuc.tuning.results import Findings, Roofs, TaskResult
 from xpuc.tuning.roofs import RoofKernels, typical
 from xpuc.tuning.search import Search
+from xpuc.tuning.shares import saved, share_out
 from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
@@ -102,7 +103,7 @@ class Session:
         """Tune. A stop (see `stop`) ends it early with what is done."""
         library = roofs.build(self.subject.target, self.builder.folder)
         self._pass("measuring", list(self.subject.tasks), library, self._measure)
-        self._share_out()
+        share_out(self.results.values())
         ranked = sorted(self.results.values(), key=lambda r: r.share, reverse=True)
         left = [r.task for r in ranked if not any(t.concludes for t in r.trials) and r.baseline]
         self._pass("tuning", left, library, self._tune)
@@ -215,10 +216,11 @@ class Session:
 
     def _tell(self, task: Task, best: float = 1.0) -> None:
         with self._lock:
-            done, total = self._done, self._total
-            self.watch(
-                Status(self._doing, task.name, done, total, self._trials, best, self._saved())
-            )
+            status = Status(
+                self._doing, task.name, self._done, self._total, self._trials, best,
+                saved(self.results.values()),
+            )  # fmt: skip
+            self.watch(status)
 
     # --- what is done with a task ---
 
@@ -231,12 +233,16 @@ class Session:
     def _bench(self, place: _Place, task: Task) -> Workbench:
         return Workbench(place.board, task, self._built(task, self._incumbent(task)), place.roofs)
 
-    def _incumbent(self, task: Task) -> dict[str, int]:
-        """The knobs a compilation would take today."""
+    def _choice(self, task: Task) -> Choice:
+        """What a compilation would take today."""
         with self._lock:
             choice = pick(task.site, llvm.SCHEDULES, self.db, deterministic=False)
         assert choice is not None
-        return dict(dataclasses.asdict(choice.knobs))
+        return choice
+
+    def _incumbent(self, task: Task) -> dict[str, int]:
+        """The knobs in use."""
+        return dict(dataclasses.asdict(self._choice(task).knobs))
 
     def _built(self, task: Task, knobs: dict[str, int]) -> Candidate:
         (candidate,) = self.builder.build(task, [knobs])
@@ -295,30 +301,44 @@ class Session:
     def _conclude(
         self, place: _Place, bench: Workbench, result: TaskResult, search: Search
     ) -> None:
-        """Confirm the best candidate; a record if it holds."""
-        task, knobs = result.task, search.best
-        best = self._built(task, dict(knobs))
-        if search.gain <= 1.0:
-            self._log(place, result, best, NOTHING)
-            result.reason = NOTHING
-            return
-        plain = self._built(task, dict(dataclasses.asdict(task.schedule.knobs())))
-        confirmed, beside_defaults = bench.confirm(best, plain)
-        if not (confirmed.is_faster and confirmed.is_right):
-            self._log(place, result, best, NOTHING, confirmed.measured, detail="not confirmed")
-            result.reason = f"{NOTHING}: the best was not confirmed"
-            return
-        features, error = task.target.features & set(CPU_FEATURES), float(f"{bench.error:.1e}")
+        """Confirm the best candidate, and record it if it holds.
+
+        If nothing is faster, that is recorded as well, where no record says more: then the knobs
+        in use were measured, and their times are known.
+        """
+        task, knobs = result.task, dict(search.best)
+        best = self._built(task, knobs)
+        detail, measured = "", tuple[Measurement, ...]()
+        if search.gain > 1.0:
+            plain = self._built(task, dict(dataclasses.asdict(task.schedule.knobs())))
+            confirmed, beside_defaults = bench.confirm(best, plain)
+            measured = confirmed.measured
+            if confirmed.is_faster and confirmed.is_right:
+                result.record = self._record(bench, best, beside_defaults.measured)
+                result.reason = KEPT
+                self._log(place, result, best, KEPT, measured, bench.error)
+                return
+            detail = "the best was not confirmed"
+        if self._choice(task).record is None:
+            self._record(bench, bench.incumbent, bench.baseline)
+        result.reason = f"{NOTHING}: {detail}" if detail else NOTHING
+        self._log(place, result, best, NOTHING, measured, detail=detail)
+
+    def _record(
+        self, bench: Workbench, candidate: Candidate, measured: tuple[Measurement, ...]
+    ) -> Record:
+        """Write a record of a candidate; it is in use from now on."""
+        task, error = bench.task, float(f"{bench.error:.1e}")
+        features = tuple(sorted(task.target.features & set(CPU_FEATURES)))
         record = Record(
-            key=task.key, schedule=task.schedule.name, knobs=dict(knobs), kernel=best.kernel,
-            tvm=tvm_version(), features=tuple(sorted(features)), threads=self.threads,
-            measured=beside_defaults.measured, error=error, date=date.today().isoformat(),
+            key=task.key, schedule=task.schedule.name, knobs=dict(candidate.knobs),
+            kernel=candidate.kernel, tvm=tvm_version(), features=features, threads=self.threads,
+            measured=measured, error=error, date=date.today().isoformat(),
         )  # fmt: skip
         with self._lock:
             tune_db.save(self.folder, self.subject.target.facts.kind, [record])
             self.db.add(record)
-        result.record, result.reason = record, KEPT
-        self._log(place, result, best, KEPT, confirmed.measured, bench.error)
+        return record
 
     def _log(
         self, place: _Place, result: TaskResult, candidate: Candidate, outcome: str,
@@ -337,30 +357,6 @@ class Session:
         return trial
 
     # --- what it comes to ---
-
-    def _share_out(self) -> None:
-        """Each task's part of the step in which it matters most, among the tasks."""
-        totals: Counter[str] = Counter()
-        for result in self.results.values():
-            for entry, uses in result.task.uses.items():
-                totals[entry] += round(uses * _us(result.baseline) * 1e3)
-        for result in self.results.values():
-            parts = [
-                uses * _us(result.baseline) * 1e3 / totals[entry]
-                for entry, uses in result.task.uses.items()
-                if totals[entry]
-            ]
-            result.share = max(parts, default=0.0)
-
-    def _saved(self) -> float:
-        saved = total = 0.0
-        for result in self.results.values():
-            uses, before = max(result.task.uses.values(), default=0), _us(result.baseline)
-            total += uses * before
-            if result.record is not None and result.baseline:
-                after = _us(result.record.measured) / _defaults(result.record.measured) * before
-                saved += uses * max(0.0, before - after)
-        return saved / total if total else 0.0
 
     def _findings(self, ranked: list[TaskResult]) -> Findings:
         facts = self.subject.target.facts
@@ -387,12 +383,3 @@ class _Place:
     board: Board
     roofs: RoofKernels
     name: str
-
-
-def _us(measured: Sequence[Measurement]) -> float:
-    """Microseconds of a call, with the most rows it was measured with."""
-    return measured[-1].us if measured else 0.0
-
-
-def _defaults(measured: Sequence[Measurement]) -> float:
-    return measured[-1].default_us

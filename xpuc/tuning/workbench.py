@@ -38,7 +38,7 @@ class Workbench:
     """A task on a board. The first candidate put on it is the incumbent."""
 
     def __init__(self, board: Board, task: Task, incumbent: Candidate, roofs: RoofKernels) -> None:
-        self.board, self.task, self._roof_kernels = board, task, roofs
+        self.board, self.task, self.incumbent, self._roof_kernels = board, task, incumbent, roofs
         self.cases = [make(task.site, rows) for rows in task.rows]
         self.costs: tuple[Cost, ...] = tuple(reference.cost(task.site, r) for r in task.rows)
         self._arguments = [Arguments(board, case) for case in self.cases]
