@@ -35,6 +35,7 @@ from xpuc.errors import XpucError
 from xpuc.runtime.checks import verify
 from xpuc.runtime.model import load_model
 from xpuc.schedules import llvm
+from xpuc.schedules.llvm.products import LinearKnobs
 
 IDS = [5 + (i * 37) % 250 for i in range(40)]
 SMALL = Options(ctx=64, max_batch=2, max_chunk=32)
@@ -201,7 +202,7 @@ def test_decisions_are_recorded(artifact):
     assert head["name"] == "head_argmax Q8_0:287x256 rows=1"
     assert head["schedule"] == "head_argmax_x8"
     assert head["reason"] == "no record"
-    assert head["knobs"] == {"prefetch_bytes": 1024, "m_tile": 64, "unroll": 2}
+    assert head["knobs"] == dataclasses.asdict(LinearKnobs())
     assert head["kernels"] == ["argmax_287_q8_0_287x256_r1"]
     assert head["uses"] == {"decode_greedy": 1}
 
