@@ -103,8 +103,8 @@ def test_resume_goes_on_to_the_end(tuned: Any, folder: Path, checkpoint: Path) -
     assert set(ends) == {task["name"] for task in tuned["tasks"]}
     kept = sum(outcome == "kept" for outcome in ends.values())
     assert f"{kept} record{'s' * (kept != 1)} for 2 operations in " in done.out
-    records = folder / "db" / "llvm.jsonl"
-    assert len(records.read_text().splitlines() if records.exists() else []) == kept
+    # Where nothing is faster, what is in use is recorded.
+    assert len((folder / "db" / "llvm.jsonl").read_text().splitlines()) == len(ends)
     assert f"report   {folder / 'page.html'}" in done.out
 
 
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_it_with_all_that_is_done(checkpoint: Path, tmp_path: Path) 
     log = TrialLog(tmp_path / "trials" / "llvm.jsonl")
     session = subprocess.Popen(
         [sys.executable, "-m", "xpuc", "tune", str(checkpoint), "--db", str(tmp_path),
-         "--kernel", "linear Q8_0:64x64 rows=1", "--threads", "1", "--json"],
+         "--kernel", "linear*", "--threads", "1", "--json"],  # far more than two trials
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
@@ -174,7 +174,7 @@ def test_ctrl_c_ends_it_with_all_that_is_done(checkpoint: Path, tmp_path: Path) 
     assert told["notes"]["stopped"] == "stopped before the end: --resume goes on"
     trials = list(log.read())
     assert len(trials) == len(log.path.read_text().splitlines()) >= 2
-    assert {t.outcome for t in trials} == {"measured"}
+    assert "measured" in {t.outcome for t in trials} <= {"measured", "kept", "nothing faster"}
     assert Path(told["report"]).exists()
 
 

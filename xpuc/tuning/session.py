@@ -157,9 +157,11 @@ class Session:
         for thread in work:
             thread.start()
         for thread in work:
-            while thread.is_alive():  # a join without a time limit would not see Ctrl-C
+            is_alive = True
+            while is_alive:  # a join without a time limit would not see Ctrl-C
                 try:
                     thread.join(0.2)
+                    is_alive = thread.is_alive()
                 except KeyboardInterrupt:
                     self.stop()
         self._lacked_boards |= bool(self._queue) and not self._is_spent
