@@ -109,6 +109,22 @@ def _joined(
     return value
 
 
+def scaled_and_shifted(block: View, j: Expr, bits: int) -> SubBlock:
+    """Sub-block j of a block with planes `qs`, `scales`, `mins`, `d` and `m` (Q4_K, Q5_K)."""
+    d, m = block.f32("d"), block.f32("m")
+    quants = block.quants("qs", j, bits=bits)
+    factor, min_factor = block.int32("scales", j), block.int32("mins", j)
+    return SubBlock(
+        block.lanes,
+        quants,
+        d,
+        top=(1 << bits) - 1,
+        factors=(factor, factor),
+        minimum=m,
+        min_factors=(min_factor, min_factor),
+    )
+
+
 def columns(sub: SubBlock) -> list[Expr]:
     """The 32 columns of 8 rows as f32 vectors."""
     scales, minimums = _scaled(sub.scale, sub.factors, sub.lanes), _minimums(sub)

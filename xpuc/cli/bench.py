@@ -84,13 +84,7 @@ _TOKENS = _Lengths(0, 1 << 20)
     metavar="BATCH",
     help="Sequences that generate together.",
 )
-@click.option(
-    "-t",
-    "--threads",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    help="Threads. Default: one a core.",
-)
+@sources.threads
 @click.option(
     "-r",
     "--rounds",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
+from xpuc.cli.inspect_artifact import fusion
 from xpuc.errors import ArtifactError, RequestError, XpucError
 
 if TYPE_CHECKING:
@@ -46,13 +47,7 @@ _ENTRY = "decode_greedy"
     default=True,
     help="Run the step here and time its kernels (default), or say what was decided only.",
 )
-@click.option(
-    "-t",
-    "--threads",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    help="Threads. Default: one a core.",
-)
+@sources.threads
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Say for each operation how it runs, why, and what it takes.
@@ -139,7 +134,7 @@ def _lines(
         yield from quantities.columns(each.lines(), indent=2)
         yield ""
     yield "fusions"
-    yield from quantities.columns([(n, *_fusion(f)) for n, f in fusions.items()], indent=2)
+    yield from quantities.columns([(n, *fusion(f)) for n, f in fusions.items()], indent=2)
     if ignored:
         yield "\nrecords left out"
         rows = [(f"{n:,}", why) for why, n in ignored.items()]
@@ -149,10 +144,3 @@ def _lines(
         yield from measured.lines()
     elif why_not:
         yield f"not measured: {why_not}"
-
-
-def _fusion(report: Mapping[str, Any]) -> tuple[str, str]:
-    if report.get("switched_off"):
-        return "off", ""
-    refused = "; ".join(f"{n} refused: {why}" for why, n in report.get("refused", {}).items())
-    return f"{report.get('applied', 0):,}", refused

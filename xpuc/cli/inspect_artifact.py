@@ -47,7 +47,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from quantities.columns(_weights(manifest["planes"]), right=[1], indent=2)
     yield "\nfusions"
     fusions = [
-        (name, *_fusion(each)) for name, each in manifest["decisions"].get("fusions", {}).items()
+        (name, *fusion(each)) for name, each in manifest["decisions"].get("fusions", {}).items()
     ]
     yield from quantities.columns(fusions or [("none", "", "")], indent=2)
     yield "\noperations"
@@ -119,7 +119,8 @@ def plane_bytes(dtype: str, size: int) -> int:
     return size * int(re.sub(r"\D", "", dtype)) // 8
 
 
-def _fusion(report: Mapping[str, Any]) -> tuple[str, str]:
+def fusion(report: Mapping[str, Any]) -> tuple[str, str]:
+    """How often a fusion was made, and what was refused and why."""
     if report.get("switched_off"):
         return "off", ""
     refused = "; ".join(f"{n} refused: {reason}" for reason, n in report.get("refused", {}).items())

@@ -111,16 +111,25 @@ def _lock(path: Path, model: Path) -> Iterator[None]:
         yield
 
 
+threads = click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Threads. Default: one a core.",
+)
+
+
 def loading(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of loading a model: ctx and threads."""
     size = click.IntRange(min=1)
     ctx = click.option(
         "-c", "--ctx", type=size, metavar="N", help="Tokens of context. Default: as compiled."
     )
-    threads = click.option(
+    any_threads = click.option(
         "-t", "--threads", type=size, metavar="N", help="Threads. Default: one a core."
     )
-    return ctx(threads(function))
+    return ctx(any_threads(function))
 
 
 def text(prompt: str | None, file: Path | None) -> str:

@@ -79,7 +79,7 @@ class Session:
     threads: int
     watch: Callable[[Status], None] = lambda status: None
     resumes: bool = False
-    results: dict[str, TaskResult] = field(default_factory=dict)
+    results: dict[str, TaskResult] = field(init=False)  # by the name of the task
 
     def __post_init__(self) -> None:
         self._start = self._resumed = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xpuc.schedules.llvm.blocks import SubBlock, View
+from xpuc.schedules.llvm.blocks import SubBlock, View, scaled_and_shifted
 from xpuc.schedules.llvm.packing import (
     Bytes,
     Field,
@@ -46,15 +46,4 @@ def fields(blocks: Bytes) -> Fields:
 
 def sub_block(block: View, j: Expr) -> SubBlock:
     """Sub-block j of 8."""
-    d, m = block.f32("d"), block.f32("m")
-    quants = block.quants("qs", j, bits=5)
-    factor, min_factor = block.int32("scales", j), block.int32("mins", j)
-    return SubBlock(
-        block.lanes,
-        quants,
-        d,
-        top=31,
-        factors=(factor, factor),
-        minimum=m,
-        min_factors=(min_factor, min_factor),
-    )
+    return scaled_and_shifted(block, j, bits=5)
