@@ -60,6 +60,7 @@ def manifest(**changes: Any) -> Manifest:
             "fusions": {"fuse_qkv": {"applied": 2, "refused": {}}},
             "operations": [],
             "records_ignored": {},
+            "memory_read": {"elements": 8, "bytes": 32},
         },
         memory={"weights": 4200, "activations": 1 << 20},
     )

@@ -21,12 +21,13 @@ import sites
 from tvm import tirx
 
 from xpuc import tune_db
+from xpuc.bench.roofs import Roofs
 from xpuc.codegen.target import CompileTarget
 from xpuc.schedules import Schedule, Site, kernel_digest, llvm
 from xpuc.tuning import session, workbench
 from xpuc.tuning.boards import Board, BoardLost
 from xpuc.tuning.programs import Candidate, Program
-from xpuc.tuning.results import Findings, Roofs
+from xpuc.tuning.results import Findings
 from xpuc.tuning.session import Budget, Session
 from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import TrialLog
@@ -112,7 +113,7 @@ class FakeRoofKernels:
         self.kernels = [SimpleNamespace(seconds=lambda repeat: [0.01] * repeat)]
 
     def roofs(self, times: Any) -> Roofs:
-        return Roofs(20.0, None)
+        return Roofs(20e9)
 
 
 class FakeBuilder:

@@ -6,7 +6,8 @@ position gives other tokens, and what a real model could not survive is an asser
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,9 @@ class FakeModel:
         ids: npt.NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         ids[np.isnan(logits).any(axis=1)] = -1
         return ids
+
+    def loop(self, name: str, elements: int) -> Callable[[], object]:
+        return lambda: time.sleep(0.0001)
 
     def copy_block(self, source: int, destination: int) -> None:
         assert source != destination

@@ -30,7 +30,7 @@ class Measurement:
     """Medians of one number of rows: this record's knobs and the defaults, in turns.
 
     `spread` is the distance of the quartiles over the median; `of_roof` the share of what `roof`
-    (bandwidth or peak, as measured in the same session) allows.
+    (memory or int8, as measured in the same session) allows.
     """
 
     rows: int

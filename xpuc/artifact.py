@@ -23,7 +23,7 @@ import xxhash
 
 from xpuc.errors import ArtifactError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 _CHUNK = 1 << 24  # bytes read at once for a digest
@@ -110,6 +110,12 @@ class Manifest:
     memory: dict[str, int]  # bytes: weights, activations (planned, largest entry point)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `file_facts`
     format_version: int = FORMAT_VERSION
+
+    @property
+    def operations(self) -> list[dict[str, Any]]:
+        """Every operation: facts, schedule, why, kernels, uses by entry point."""
+        found: list[dict[str, Any]] = self.decisions["operations"]
+        return found
 
     def to_json(self) -> str:
         """The text of manifest.json; its last key is the digest of the text without that key."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from xpuc.bench.explain import Step, explain
-from xpuc.bench.profile import KernelRow, Profile, Roofs
+from xpuc.bench.profile import KernelRow, Profile
+from xpuc.bench.roofs import Roofs
 
 OPERATION = {
     "name": "attention heads=4 rows=1", "uses": {"decode": 3, "decode_greedy": 2},

@@ -17,9 +17,8 @@ from xpuc.artifact import Manifest, Plane
 from xpuc.bench import Case, Session
 from xpuc.bench.launches import Launch, launches
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
-from xpuc.bench.peak import Int8Peak, int8_peak
-from xpuc.bench.profile import REST, Profiler, Roofs, highest
-from xpuc.errors import ArtifactError
+from xpuc.bench.profile import REST, Profiler
+from xpuc.bench.roofs import Roofs
 from xpuc.runtime.batch import Batch
 
 QS, D, NORM = (
@@ -37,13 +36,14 @@ WEIGHT = ("Q4_0", 8, 64)
 FACTS = manifest(
     planes=(QS, D, NORM),
     decisions={
+        "memory_read": {"elements": 8, "bytes": 32},
         "operations": [
             operation("embed", "embed_r1", WEIGHT),
             operation("linear", "linear_r1", WEIGHT, WEIGHT),
             operation("block_norm", "rms_r1"),
             operation("qk_prep", "qk_prep_r1"),
             operation("attention", "attention_r1"),
-        ]
+        ],
     },
 )
 
@@ -145,26 +145,6 @@ def test_calls_of_the_vm_itself_are_no_kernels() -> None:
     assert found(model, ours.step(Case("tg", 4))) == []
 
 
-def test_an_artifact_that_does_not_say_what_its_kernels_are() -> None:
-    model, ours = prepared(Case("tg", 4))
-    with pytest.raises(ArtifactError, match="does not say which operations") as caught:
-        launches(model, manifest(decisions={}), ours.step(Case("tg", 4)))
-    assert "compile the model again" in caught.value.hint
-
-
-def test_the_limit_is_the_longer_of_reading_and_computing() -> None:
-    roofs = Roofs(bytes_s=10.0, operations_s=100.0)
-    assert roofs.limit(50, 100) == (5.0, "memory")
-    assert roofs.limit(50, 1000) == (10.0, "int8")
-    assert Roofs(10.0).limit(50, 1000) == (5.0, "memory")
-    assert roofs.limit(0, 0) == (0.0, None)
-
-
-def test_a_roof_is_the_highest_of_its_measurements() -> None:
-    assert highest([Roofs(2.0, 5.0), Roofs(3.0, 4.0)]) == Roofs(3.0, 5.0)
-    assert highest([Roofs(2.0), Roofs(1.0)]) == Roofs(2.0)
-
-
 def test_rows_are_kernels_and_add_up_to_the_step() -> None:
     case = Case("tg", 4, 5, 2)
     model, ours = prepared(case)
@@ -194,34 +174,13 @@ def test_operations_of_a_token() -> None:
     assert ours.operations_per_token(Case("tg", 4, 0, 4)) == 2 * 16 * 64
 
 
-def test_the_peak_is_the_artifacts_own_loop() -> None:
-    class Loop:
-        calls = 0
-
-        def loop(self, name: str, elements: int) -> Callable[[], None]:
-            assert (name, elements) == ("int8_peak", 8)
-
-            def run() -> None:
-                self.calls += 1
-
-            return run
-
-    loop = Loop()
-    made = int8_peak(loop, manifest(decisions={"int8_peak": {"elements": 8, "operations": 1000}}))
-    assert made is not None
-    assert made.measure() > 0
-    assert loop.calls == 2
-    assert int8_peak(loop, manifest()) is None
-
-
 def test_a_row_says_how_much_of_the_peak_its_steps_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpuc.bench.session._PAUSE_S", 0)
     wanted = [Case("pp", 8), Case("tg", 4), Case("tg", 4, 0, 2)]
     model = Shown()
     model.call("linear_r1", q8(2), "w.qs")
     session = Session(wanted, Ours(model, FACTS, wanted), 1)
-    session.peak = Int8Peak(lambda: None, 1000)
-    monkeypatch.setattr(session.peak, "measure", lambda: 1e9)
+    monkeypatch.setattr(session.loops, "measure", lambda repeat: Roofs(1e9, 1e9))
     prompt, alone, together = session.run(1, lambda *at: None, by_kernel=True)
     assert (alone.int8_peak_gop_s, alone.int8_gop_s, alone.pct_int8_peak) == (1.0, None, None)
     for row, per_token in ((prompt, 2 * 2 * 16 * 64 / 8), (together, 2 * 16 * 64)):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 
 import pytest
 from cli_runs import invoke, manifest, write_manifest
@@ -10,11 +9,10 @@ from fake_model import FakeModel
 
 from xpuc.artifact import Plane
 from xpuc.bench import Case, Profile, Row, Session, cases, peer
-from xpuc.bench.bandwidth import Compared, Loop, read_bandwidth
 from xpuc.bench.cases import random_ids
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
-from xpuc.bench.peak import Int8Peak
 from xpuc.bench.profile import REST, KernelRow
+from xpuc.bench.roofs import RoofLoops, Roofs
 from xpuc.bench.session import spread
 from xpuc.errors import FileError, RequestError, UnsupportedError
 
@@ -45,7 +43,6 @@ def stub(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr("xpuc.bench.session._PAUSE_S", 0)
-    monkeypatch.setattr("xpuc.bench.bandwidth._BUFFER_BYTES", 8 << 20)
 
 
 @pytest.mark.parametrize(
@@ -137,26 +134,6 @@ def test_bytes_of_a_token():
     # 32 tokens are two chunks: the weights are read twice, and so is half of the context.
     context = (16.5 + 8) * per_layer
     assert ours.bytes_per_token(Case("pp", 32)) == pytest.approx(2 * (weights + context) / 32)
-
-
-def test_reading_memory_is_neither_free_nor_endless():
-    assert 0.1e9 < Compared(2).measure() < 2e12
-
-
-def test_memory_is_read_by_the_artifacts_own_loop():
-    class Model:
-        asked = None
-
-        def loop(self, name, elements):
-            self.asked = name, elements
-            return lambda: time.sleep(0.01)
-
-    model, facts = Model(), {"elements": 32, "bytes": 128}
-    read = read_bandwidth(model, manifest(decisions={"memory_read": facts}), 1)
-    assert isinstance(read, Loop)
-    assert model.asked == ("memory_read", 32)
-    assert 0 < read.measure() <= 128 / 0.01
-    assert isinstance(read_bandwidth(model, manifest(decisions={}), 1), Compared)
 
 
 def test_spread():
@@ -254,7 +231,7 @@ def profiled(artifact, monkeypatch):
     )
     monkeypatch.setattr(Session, "_profile", lambda *args: made)
     monkeypatch.setattr(Ours, "operations_per_token", lambda self, case: 1000.0)
-    monkeypatch.setattr("xpuc.bench.session.int8_peak", lambda *args: Int8Peak(lambda: None, 1000))
+    monkeypatch.setattr(RoofLoops, "measure", lambda self, repeat: Roofs(1e9, 1e9))
     return artifact
 
 

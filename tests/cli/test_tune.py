@@ -113,7 +113,7 @@ def record_of(task: Any, **knobs: int) -> Record:
     return Record(
         task.key, task.schedule.name, knobs, kernel_digest(task.schedule, task.site, made),
         tvm_version(), ("avx2",) if "avx2" in task.target.features else (), 2,
-        (Measurement(1, 80.0, 0.01, 100.0, "bandwidth", 0.5),), 0.0, "2026-11-30",
+        (Measurement(1, 80.0, 0.01, 100.0, "memory", 0.5),), 0.0, "2026-11-30",
     )  # fmt: skip
 
 
@@ -215,12 +215,6 @@ def test_a_kernel_that_there_is_none_of(tmp_path: Path) -> None:
     assert error == f"error: --kernel conv*: no operation of {of} with knobs is called so"
     assert "operations with knobs: linear" in hint
     assert not (tmp_path / "db").exists()
-
-
-def test_an_artifact_that_does_not_say_its_operations(tmp_path: Path) -> None:
-    error, hint = refused(artifact(tmp_path / "m.xpuc"), "--db", tmp_path / "db")
-    assert error.endswith("does not say what it is made of")
-    assert "xpuc compile" in hint
 
 
 @pytest.mark.parametrize(

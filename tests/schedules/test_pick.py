@@ -66,7 +66,7 @@ def record(where: Site, knobs: dict[str, int], **changes: Any) -> Record:
     fields: dict[str, Any] = {
         "kernel": kernel_digest(linear_schedule(), where, made), "tvm": tvm_version(),
         "features": ("avx2",), "threads": 2, "error": 0.0, "date": "2026-11-30",
-        "measured": (Measurement(1, 1.0, 0.0, 2.0, "bandwidth", 0.5),),
+        "measured": (Measurement(1, 1.0, 0.0, 2.0, "memory", 0.5),),
     }  # fmt: skip
     return Record(key=where.key, schedule="linear_x8", knobs=knobs, **fields | changes)
 

@@ -11,7 +11,7 @@ KEY = Key("linear", "Q4_1:576x576", 1, "llvm", "znver1")
 RECORD = Record(
     key=KEY, schedule="linear_x8", knobs={"prefetch_bytes": 512}, kernel="c0ffee", tvm="0.27.0",
     features=("avx2", "fma"), threads=2, error=1e-7, date="2026-11-30",
-    measured=(Measurement(1, 9.0, 0.02, 10.0, "bandwidth", 0.8),),
+    measured=(Measurement(1, 9.0, 0.02, 10.0, "memory", 0.8),),
 )  # fmt: skip
 
 

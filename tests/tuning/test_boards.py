@@ -328,7 +328,7 @@ def test_a_session_survives_one_of_two_boards(lab: Lab, tmp_path: Path) -> None:
     trials = Counter((t.task, t.kernel) for t in log.read() if not t.concludes)
     assert set(trials.values()) == {1}
     assert len({t.board for t in log.read()}) <= 2
-    assert findings.roofs.read_gb_s > 0
+    assert findings.roofs.bytes_s > 0
     kept = {t.task for t in log.read() if t.outcome == "kept"}
     assert kept == {r.task.name for r in findings.results if r.record}
 

@@ -14,10 +14,11 @@ from typing import Any, cast
 import pytest
 
 import xpuc.tuning
+from xpuc.bench.roofs import Roofs
 from xpuc.errors import XpucError
 from xpuc.tune_db import Key, Measurement, Record
 from xpuc.tuning import report
-from xpuc.tuning.results import Cost, Findings, Roofs, Speed, TaskResult
+from xpuc.tuning.results import Cost, Findings, Speed, TaskResult
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, Trial
 
@@ -31,7 +32,7 @@ def task(op: str, shape: str, rows: int = 1) -> Task:
 
 
 def times(rows: int, us: float, default_us: float, of_roof: float) -> Measurement:
-    return Measurement(rows, us, 0.01, default_us, "bandwidth", of_roof)
+    return Measurement(rows, us, 0.01, default_us, "memory", of_roof)
 
 
 def trial(seconds: float, outcome: str, *measured: Measurement) -> Trial:
@@ -69,7 +70,7 @@ def kept() -> TaskResult:
 def findings(*results: TaskResult, speeds: Sequence[Speed] = (), **changes: Any) -> Findings:
     fields: dict[str, Any] = {
         "subject": "smollm2.gguf", "target": "znver3", "boards": ("here",), "threads": 2,
-        "seconds": 754.0, "roofs": Roofs(21.3, 188.0), "results": list(results),
+        "seconds": 754.0, "roofs": Roofs(21.3e9, 188e9), "results": list(results),
         "speeds": list(speeds), "retried": 14,
     }  # fmt: skip
     return Findings(**fields | changes)
@@ -125,10 +126,10 @@ def test_the_tables_have_the_figures(full: str) -> None:
         ["tg128", "148.2", "171.9", "1.16x", "measured"],
         ["pp512", "1,902.7", "2,210.4", "1.16x", "predicted"],
         ["1", "head Q8_0:49152x576 rows=1", "50 %", "1", "1,000", "1,010", "0.99x", "81 %", "80 %",
-         "bandwidth", "1", "no candidate was faster", "m_tile=9 unroll=4"],
+         "memory", "1", "no candidate was faster", "m_tile=9 unroll=4"],
         ["2", "linear Q4_1:576x1536 rows=any", "25 %", "16", "80.0", "50.0", "1.60x", "40 %",
-         "64 %", "bandwidth", "2", "record  1 crashed", "prefetch_bytes=2048"],
-        ["128", "500", "400", "1.25x", "58 %", "72 %", "bandwidth"],
+         "64 %", "memory", "2", "record  1 crashed", "prefetch_bytes=2048"],
+        ["128", "500", "400", "1.25x", "58 %", "72 %", "memory"],
     ]  # fmt: skip
 
 
@@ -172,8 +173,8 @@ def test_a_time_taken_again_at_the_end_is_the_one_that_counts(tmp_path: Path) ->
     again.trials.append(trial(50, KEPT, times(16, 64.0, 80.0, 0.5), times(128, 499.0, 500.0, 0.6)))
     rows = cells(page(tmp_path, findings(result, again)))
     assert [row[-9:-3] for row in rows if len(row) > 7] == [
-        ["1,000", "990", "1.01x", "89 %", "90 %", "bandwidth"],
-        ["80.0", "64.0", "1.25x", "40 %", "50 %", "bandwidth"],
+        ["1,000", "990", "1.01x", "89 %", "90 %", "memory"],
+        ["80.0", "64.0", "1.25x", "40 %", "50 %", "memory"],
     ]
     assert [row[-3:] for row in rows if len(row) > 7] == [
         ["2", "no candidate was faster", "m_tile=40 unroll=4"],
@@ -190,12 +191,12 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert "a &amp;&amp; b &gt; c" in html
 
 
-@pytest.mark.parametrize("roofs", [Roofs(21.3, None), Roofs(0.0, 188.0), Roofs(0.0, None)])
+@pytest.mark.parametrize("roofs", [Roofs(21.3e9, None), Roofs(0.0, 188e9), Roofs(0.0, None)])
 def test_a_roof_that_is_not_known_is_not_drawn(tmp_path: Path, roofs: Roofs) -> None:
     html = page(tmp_path, findings(kept(), roofs=roofs))
-    assert ("not measured" in html) == (roofs.peak_gop_s is None)
-    assert ("integer peak 188" in html) == (roofs.peak_gop_s is not None)
-    assert ("read bandwidth 21.3" in html) == (roofs.read_gb_s > 0)
+    assert ("not measured" in html) == (roofs.operations_s is None)
+    assert ("integer peak 188" in html) == (roofs.operations_s is not None)
+    assert ("read bandwidth 21.3" in html) == (roofs.bytes_s > 0)
 
 
 class Balance(HTMLParser):

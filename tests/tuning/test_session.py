@@ -25,7 +25,7 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
 
 def record_of(where: Task, knobs: dict[str, int]) -> Record:
     kernel = kernel_digest(where.schedule, where.site, where.schedule.knobs(**knobs))
-    measured = (Measurement(1, 90.0, 0.0, 100.0, "bandwidth", 0.5),)
+    measured = (Measurement(1, 90.0, 0.0, 100.0, "memory", 0.5),)
     return Record(
         where.key, "fake", knobs, kernel, tvm_version(), ("avx2",), 2, measured, 0.0, "2026-11-30"
     )
@@ -53,7 +53,7 @@ def test_the_best_knobs_become_a_record(tuner: Tuner) -> None:
     assert [m.rows for m in record.measured] == [16, 128]
     for m in record.measured:
         assert m.default_us / m.us == pytest.approx(1.2 * 1.2, rel=0.01)
-        assert m.roof == "bandwidth"
+        assert m.roof == "memory"
     assert [m.rows for m in result.baseline] == [c.rows for c in result.costs] == [16, 128]
     tried = [(t.knobs["near"], t.knobs["wide"]) for t in tuner.log.read() if not t.concludes]
     assert tried == [(1, 0), (2, 0), (2, 1), (0, 1), (1, 1)]

@@ -21,7 +21,7 @@ from xpuc.tuning.trials import (
 
 def trial(number: int, outcome: str = MEASURED, *us: float) -> Trial:
     measured = tuple(
-        Measurement(16 * (i + 1), t, 0.01, 100.0, "peak", 0.5) for i, t in enumerate(us)
+        Measurement(16 * (i + 1), t, 0.01, 100.0, "int8", 0.5) for i, t in enumerate(us)
     )
     return Trial(
         "linear Q4_1:576x576 rows=1", "linear_x8", {"unroll": number}, f"{number:x}", outcome,

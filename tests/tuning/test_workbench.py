@@ -60,7 +60,7 @@ def test_the_baseline_has_a_row_for_each_number_of_rows(make_bench: MakeBench) -
         (16, 16e3, 16e3), (128, 128e3, 128e3)
     ]  # fmt: skip
     assert bench.error == 2e-7
-    assert bench.roofs.read_gb_s == 20.0
+    assert bench.roofs.bytes_s == 20e9
     for m, cost in zip(bench.baseline, bench.costs, strict=True):
         assert m.of_roof == pytest.approx(cost.n_bytes / 20e9 / (m.us * 1e-6), abs=1e-3)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from xpuc.artifact import Manifest
-from xpuc.bench.bandwidth import read_bandwidth
 from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
-from xpuc.bench.peak import int8_peak
-from xpuc.bench.profile import KernelRow, Profile, Profiler, Roofs
+from xpuc.bench.profile import KernelRow, Profile, Profiler
+from xpuc.bench.roofs import RoofLoops, Roofs, combined
 
 _ROUNDS = 5
 _PROMPT = 512
@@ -23,7 +22,7 @@ class Step:
     """The measured step of an entry point."""
 
     profile: Profile
-    limits: Roofs
+    roofs: Roofs
     threads: int
 
     @property
@@ -35,21 +34,10 @@ class Step:
         """The rows by the kernels' names."""
         return {row.kernel: row for row in self.profile.rows}
 
-    def roofs(self) -> dict[str, float | None]:
-        """GB/s and Gop/s."""
-        peak = self.limits.operations_s
-        return {
-            "read_gb_s": round(self.limits.bytes_s / 1e9, 1),
-            "int8_gop_s": round(peak / 1e9, 1) if peak else None,
-        }
-
     def lines(self) -> Iterator[str]:
         """The step as a whole."""
-        peak = self.limits.operations_s
-        limits = f"memory is read at {self.limits.bytes_s / 1e9:.1f} GB/s" + (
-            f", int8 peak {peak / 1e9:,.0f} Gop/s" if peak else ""
-        )
-        yield f"step: {self.profile.step}, {self.step_us:,.0f} us, {self.threads} threads; {limits}"
+        said = f"{self.profile.step}, {self.step_us:,.0f} us, {self.threads} threads"
+        yield f"step: {said}; {self.roofs}"
 
 
 def measure(artifact: Path, manifest: Manifest, entry: str, depth: int, threads: int) -> Step:
@@ -59,16 +47,13 @@ def measure(artifact: Path, manifest: Manifest, entry: str, depth: int, threads:
     case = Case("tg", 2, depth, point.rows) if point.rows else Case("pp", n, depth)
     ours = Ours.load(artifact, threads, [case])
     ours.warm_up()
-    bandwidth = read_bandwidth(ours.model, manifest, threads)
-    peak = int8_peak(ours.model, manifest)
+    loops = RoofLoops(ours.model, manifest)
     profiler = Profiler(ours.model, manifest, ours.step(case), greedy=point.greedy)
-    reads, products = [], []
+    measured = []
     for _ in range(_ROUNDS):
         profiler.round()
-        reads.append(bandwidth.measure())
-        if peak is not None:
-            products.append(peak.measure())
-    roofs = Roofs(max(reads), max(products) if products else None)
+        measured.append(loops.measure())
+    roofs = combined(measured, max)
     return Step(profiler.profile(roofs), roofs, threads)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import tvm_ffi
 
 from xpuc.artifact import Manifest
-from xpuc.errors import ArtifactError
 from xpuc.runtime.batch import Batch, StepModel
 
 
@@ -50,13 +49,7 @@ def launches(
     model: Transparent, manifest: Manifest, batch: Batch, *, greedy: bool = True
 ) -> list[Launch]:
     """Those of one step, in order; `batch` has to stay as it is while they are called."""
-    decided = manifest.decisions.get("operations")
-    if decided is None:
-        raise ArtifactError(
-            "the artifact does not say which operations its kernels are of",
-            "compile the model again: the xpuc that made it was older",
-        )
-    operations = {kernel: each for each in decided for kernel in each["kernels"]}
+    operations = {kernel: each for each in manifest.operations for kernel in each["kernels"]}
     costs = _Costs(manifest, model.operands(), batch)
     found: list[Launch] = []
 

@@ -18,32 +18,11 @@ from typing import cast
 
 from xpuc.artifact import Manifest
 from xpuc.bench.launches import Transparent, launches
+from xpuc.bench.roofs import Roofs
 from xpuc.runtime.batch import Batch, StepModel
 
 REST = "between kernels"
 _ROUND_S, _MOST = 0.05, 8  # short steps are repeated within a round
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """What the machine can do, measured beside."""
-
-    bytes_s: float
-    operations_s: float | None = None
-
-    def limit(self, n_bytes: int, operations: int) -> tuple[float, str | None]:
-        """The least seconds for so much work, and what sets them: memory, int8 or nothing."""
-        reading = n_bytes / self.bytes_s
-        computing = operations / self.operations_s if self.operations_s else 0.0
-        if not (reading or computing):
-            return 0.0, None
-        return (reading, "memory") if reading >= computing else (computing, "int8")
-
-
-def highest(measured: Sequence[Roofs]) -> Roofs:
-    """The highest of several measurements."""
-    peaks = [roofs.operations_s for roofs in measured if roofs.operations_s]
-    return Roofs(max(roofs.bytes_s for roofs in measured), max(peaks, default=None))
 
 
 @dataclass(frozen=True)

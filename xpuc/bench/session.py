@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xpuc.bench.bandwidth import read_bandwidth
 from xpuc.bench.cases import Case
 from xpuc.bench.ours import Ours
-from xpuc.bench.peak import int8_peak
 from xpuc.bench.peer import Peer
-from xpuc.bench.profile import Profile, Profiler, Roofs, highest
+from xpuc.bench.profile import Profile, Profiler
+from xpuc.bench.roofs import RoofLoops, Roofs, combined
 
 # TVM's workers spin for 0.1 s after a launch, llama.cpp's a little: not in the other's time.
 _PAUSE_S = 0.3
-_READS = 3  # of each roof, in each round; the fastest counts, since a roof is what can be had
+_CALLS = 3  # of the loop of each roof, in each round
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Session:
         self, cases: Sequence[Case], ours: Ours, threads: int, peer: Peer | None = None
     ) -> None:
         self.cases, self.ours, self.peer, self.threads = list(cases), ours, peer, threads
-        self.bandwidth = read_bandwidth(ours.model, ours.manifest, threads)
-        self.peak = int8_peak(ours.model, ours.manifest)
+        self.loops = RoofLoops(ours.model, ours.manifest)
         self.load_average = os.getloadavg()[0]
         self._roofs: list[Roofs] = []
         self._profiles: dict[Case, Profile] = {}
@@ -95,8 +93,8 @@ class Session:
         for number in range(rounds):
             progress(number, f"{case.name}, by kernel")
             profiler.round()
-            self._measure_roofs()
-        return profiler.profile(highest(self._roofs[-rounds:]))
+            self._roofs.append(self.loops.measure(_CALLS))
+        return profiler.profile(combined(self._roofs[-rounds:], max))
 
     def _round(self, number: int, case: Case) -> None:
         """The parties take turns in going first."""
@@ -108,12 +106,7 @@ class Session:
         for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
             turn()
             time.sleep(_PAUSE_S)
-        self._measure_roofs()
-
-    def _measure_roofs(self) -> None:
-        reads = max(self.bandwidth.measure() for _ in range(_READS))
-        peak = max(self.peak.measure() for _ in range(_READS)) if self.peak else None
-        self._roofs.append(Roofs(reads, peak))
+        self._roofs.append(self.loops.measure(_CALLS))
 
     def _peer_turn(self, case: Case, flash: bool) -> Callable[[], None]:
         def turn() -> None:
@@ -126,7 +119,8 @@ class Session:
         times = self._times[case]
         rates = [case.total_tokens / seconds for seconds in times.ours]
         rate = statistics.median(rates)
-        bandwidth = statistics.median(roofs.bytes_s for roofs in self._roofs) / 1e9
+        roofs = combined(self._roofs, statistics.median)
+        bandwidth = roofs.bytes_s / 1e9
         per_token = self.ours.bytes_per_token(case)
         return Row(
             test=case.name, tok_s=rate, spread=spread(rates), bytes_per_token=per_token,
@@ -134,14 +128,13 @@ class Session:
             pct_bandwidth=100 * per_token * rate / 1e9 / bandwidth,
             rounds=len(rates), threads=self.threads,
             load_average=self.load_average, profile=self._profiles.get(case),
-            **dict(self._compared(case, rates)), **dict(self._computed(case, rate)),
+            **dict(self._compared(case, rates)),
+            **dict(self._computed(case, rate, roofs.operations_s)),
         )  # fmt: skip
 
-    def _computed(self, case: Case, rate: float) -> Iterator[tuple[str, Any]]:
-        peaks = [roofs.operations_s for roofs in self._roofs if roofs.operations_s]
-        if not peaks:
+    def _computed(self, case: Case, rate: float, peak: float | None) -> Iterator[tuple[str, Any]]:
+        if peak is None:
             return
-        peak = statistics.median(peaks)
         yield "int8_peak_gop_s", peak / 1e9
         if case.kind == "pp" or case.batch > 1:
             speed = rate * self.ours.operations_per_token(case)

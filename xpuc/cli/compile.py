@@ -153,7 +153,7 @@ def _facts(compiled: Compiled) -> dict[str, Any]:
             "source_tensors": compiled.source_tensor_bytes,
         },
         "entry_points": [entry.name for entry in manifest.entry_points],
-        "operations": manifest.decisions["operations"],
+        "operations": manifest.operations,
         "records_ignored": manifest.decisions["records_ignored"],
         "fusions": manifest.decisions.get("fusions", {}),
         "memory": manifest.memory,

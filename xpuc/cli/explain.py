@@ -11,7 +11,7 @@ import click
 
 from xpuc.cli import quantities, sources
 from xpuc.cli.inspect_artifact import fusion
-from xpuc.errors import ArtifactError, RequestError, XpucError
+from xpuc.errors import RequestError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.artifact import Manifest
@@ -75,7 +75,7 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
             "operations": [each.as_json() for each in found],
             "fusions": fusions,
             "records_ignored": ignored,
-            "roofs": measured.roofs() if measured else None,
+            "roofs": measured.roofs.as_json() if measured else None,
             "step_us": round(measured.step_us, 1) if measured else None,
             "not_measured": why_not,
         }
@@ -91,12 +91,7 @@ def _chosen(manifest: Manifest, entry: str, kernel: str | None) -> list[dict[str
     names = [each.name for each in manifest.entry_points]
     if entry not in names:
         raise RequestError(f"--entry {entry}: there is none", f"choose one of {', '.join(names)}")
-    operations = manifest.decisions.get("operations")
-    if operations is None:
-        raise ArtifactError(
-            "the artifact does not say what it is made of", "compile the model again"
-        )
-    own = [o for o in operations if entry in o["uses"]]
+    own = [o for o in manifest.operations if entry in o["uses"]]
     chosen = [o for o in own if kernel is None or fnmatch(o["name"], kernel)]
     if not chosen:
         known = ", ".join(sorted({o["op"] for o in own}))

@@ -235,7 +235,7 @@ def _facts(findings: Findings, page: Path) -> dict[str, Any]:
         "boards": findings.boards,
         "threads": findings.threads,
         "seconds": round(findings.seconds, 1),
-        "roofs": dataclasses.asdict(findings.roofs),
+        "roofs": findings.roofs.as_json(),
         "tasks": [_task_facts(result) for result in findings.results],
         "speeds": [dataclasses.asdict(each) for each in findings.speeds],
         "retried": findings.retried,
@@ -274,12 +274,10 @@ def _table(findings: Findings, page: Path) -> list[str]:
     lines = quantities.columns(rows, right=range(1, 5))
     kept = sum(result.record is not None for result in findings.results)
     of = quantities.count(len(findings.results), "operation")
-    peak = findings.roofs.peak_gop_s
     lines.append(
         f"\n{quantities.count(kept, 'record')} for {of}"
         f" in {findings.seconds:.0f} s, {quantities.count(findings.threads, 'thread')};"
-        f" memory is read at {findings.roofs.read_gb_s:.1f} GB/s"
-        + (f", int8 peak {peak:,.0f} Gop/s" if peak else "")
+        f" {findings.roofs}"
     )
     if findings.retried:
         lines.append(f"{quantities.count(findings.retried, 'measurement')} discarded for drift")

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
+    from xpuc.bench.roofs import Roofs
     from xpuc.tuning.report import Entry
-    from xpuc.tuning.results import Roofs, Speed
+    from xpuc.tuning.results import Speed
 
 # Drawn with these, written as the page's CSS variables: one SVG for a light and a dark page.
 _INK, _FAINT = "#000001", "#000002"
@@ -123,7 +124,7 @@ def _roofline_points(
 
 def _draw_roofs(ax: Any, roofs: Roofs) -> None:
     """Sets the limits so that what is known of the roofs and their ridge shows, and draws it."""
-    bandwidth, peak = roofs.read_gb_s, roofs.peak_gop_s
+    bandwidth, peak = roofs.bytes_s / 1e9, (roofs.operations_s or 0.0) / 1e9
     (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
     ridge = right
     if peak:

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from xpuc.bench.roofs import Roofs
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.trials import Trial
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """What the board allows, measured beside the kernels."""
-
-    read_gb_s: float
-    peak_gop_s: float | None  # int8 multiply-adds, counted as two; None where it has no kernel
 
 
 @dataclass(frozen=True)

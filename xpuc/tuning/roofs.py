@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from xpuc.bench.roofs import Roofs
 from xpuc.codegen.target import CompileTarget
 from xpuc.schedules.llvm import peak
 from xpuc.schedules.llvm.isa import isa_for
 from xpuc.schedules.llvm.read import LANES, memory_read
 from xpuc.tuning.boards import Board, Call, Direct
 from xpuc.tuning.programs import compile_library
-from xpuc.tuning.results import Cost, Roofs
 from xpuc.tuning.timing import Times
 
 _READ_BYTES, _PARTS = 96 << 20, 256
@@ -47,24 +46,6 @@ class RoofKernels:
         """From the times of `kernels`."""
         read, *peaks = times
         return Roofs(
-            _READ_BYTES / read.median / 1e9,
-            self._operations / peaks[0].median / 1e9 if peaks else None,
+            _READ_BYTES / read.median,
+            self._operations / peaks[0].median if peaks else None,
         )
-
-
-def limit(cost: Cost, roofs: Roofs) -> tuple[str, float]:
-    """What bounds a call (bandwidth or peak), and the seconds it takes at least."""
-    reading = cost.n_bytes / (roofs.read_gb_s * 1e9)
-    computing = cost.operations / (roofs.peak_gop_s * 1e9) if roofs.peak_gop_s else 0.0
-    return ("peak", computing) if computing > reading else ("bandwidth", reading)
-
-
-def typical(found: Sequence[Roofs]) -> Roofs:
-    """The median of several measurements; nothing if there are none."""
-    if not found:
-        return Roofs(float("nan"), None)
-    peaks = [each.peak_gop_s for each in found if each.peak_gop_s is not None]
-    return Roofs(
-        statistics.median(each.read_gb_s for each in found),
-        statistics.median(peaks) if peaks else None,
-    )

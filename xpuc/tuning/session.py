@@ -9,6 +9,8 @@ has lost at most the trial it was at.
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 import threading
 import time
 from collections import Counter
@@ -20,14 +22,15 @@ from typing import Any
 
 from xpuc import tune_db
 from xpuc.artifact import CPU_FEATURES
+from xpuc.bench.roofs import Roofs, combined
 from xpuc.errors import XpucError
 from xpuc.schedules import Choice, kernel_digest, llvm, pick, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
 from xpuc.tuning import roofs
 from xpuc.tuning.boards import Board, BoardLost, Boards
 from xpuc.tuning.programs import Builder, Candidate
-from xpuc.tuning.results import Findings, Roofs, TaskResult
-from xpuc.tuning.roofs import RoofKernels, typical
+from xpuc.tuning.results import Findings, TaskResult
+from xpuc.tuning.roofs import RoofKernels
 from xpuc.tuning.search import Search
 from xpuc.tuning.shares import saved, share_out
 from xpuc.tuning.tasks import Subject, Task
@@ -372,7 +375,8 @@ class Session:
         return Findings(
             subject=str(self.subject.path), target=facts.cpu, boards=(self.boards.name,),
             threads=self.threads, seconds=self.seconds,
-            roofs=typical(self._roofs), results=ranked, speeds=[],
+            roofs=combined(self._roofs, statistics.median) if self._roofs else Roofs(math.nan),
+            results=ranked, speeds=[],
             retried=self._discarded, records_path=str(self.folder / f"{facts.kind}.jsonl"),
             notes=notes,
         )  # fmt: skip

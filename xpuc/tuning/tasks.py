@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from xpuc.artifact import compile_again, read_manifest
+from xpuc.artifact import read_manifest
 from xpuc.codegen import target
 from xpuc.codegen.compile import Options, operations
-from xpuc.errors import ArtifactError, RequestError
+from xpuc.errors import RequestError
 from xpuc.schedules import Schedule, Site, TargetFacts, llvm, site_of
 from xpuc.tune_db import Key
 
@@ -79,9 +79,7 @@ def subject(path: Path, kernel: str | None = None, options: Options | None = Non
     if path.is_dir():
         manifest = read_manifest(path)
         machine = target.resolve(manifest.target["kind"], manifest.target["cpu"])
-        found: Iterable[dict[str, Any]] = manifest.decisions.get("operations", ())
-        if not found:
-            raise ArtifactError(f"{path}: does not say what it is made of", compile_again(path))
+        found = manifest.operations
         chunk = manifest.max_chunk
         entries = {e.name: e.rows for e in manifest.entry_points}
     else:

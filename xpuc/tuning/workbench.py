@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xpuc.bench.roofs import Roofs
 from xpuc.errors import XpucError
 from xpuc.tune_db import Measurement
 from xpuc.tuning import reference
 from xpuc.tuning.boards import Arguments, Board, Kernel
 from xpuc.tuning.inputs import make
 from xpuc.tuning.programs import Candidate
-from xpuc.tuning.results import Cost, Roofs
-from xpuc.tuning.roofs import RoofKernels, limit
+from xpuc.tuning.results import Cost
+from xpuc.tuning.roofs import RoofKernels
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.timing import Times, has_drifted, in_turns, is_faster
 
@@ -111,7 +112,9 @@ class Workbench:
         )
 
     def _measurement(self, i: int, times: Times, default: Times, roofs: Roofs) -> Measurement:
-        roof, seconds = limit(self.costs[i], roofs)
+        cost = self.costs[i]
+        seconds, roof = roofs.limit(cost.n_bytes, cost.operations)
+        assert roof is not None, f"{self.task.name} needs nothing"
         return Measurement(
             rows=self.task.rows[i], us=round(times.median * 1e6, 2),
             spread=round(times.spread, 4), default_us=round(default.median * 1e6, 2),
