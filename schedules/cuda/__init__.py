@@ -1,0 +1,1 @@
+"""How operations run on NVIDIA GPUs."""
