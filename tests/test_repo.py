@@ -35,11 +35,12 @@ def test_every_architecture_has_a_row_of_tests():
     assert files <= {row.arch for row in TINY.values()}
 
 
-def test_every_weight_format_has_a_cpu_layout():
+def test_every_weight_format_has_its_files():
     from xpuc.ir.formats import formats
-    from xpuc.schedules.llvm.layouts import FORMATS
+    from xpuc.schedules.packed import FORMATS
 
-    assert set(FORMATS) == set(formats())
+    decoders = (ROOT / "schedules" / "llvm" / "layouts").glob("[!_]*.py")
+    assert set(FORMATS) == set(formats()) == {path.stem.upper() for path in decoders}
 
 
 @pytest.mark.parametrize("module", ["xpuc", "xpuc.cli"])

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from xpuc.schedules.llvm import tir
-from xpuc.schedules.llvm.packing import COLUMNS, PIECES, ROWS
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
+from xpuc.schedules.packed.bits import COLUMNS, PIECES
 
 
 class Lookup(Protocol):

@@ -7,9 +7,10 @@ from tvm import tirx
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.blocks import quads
 from xpuc.schedules.llvm.isa import Generic
-from xpuc.schedules.llvm.packing import COLUMNS, ROWS
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import Operand, Weight, kernel_name, operand_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
+from xpuc.schedules.packed import COLUMNS
 
 _ISA = Generic()  # single rows are too short for the others
 

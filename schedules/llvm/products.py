@@ -21,9 +21,10 @@ from xpuc.schedules.llvm.blocks import (
 )
 from xpuc.schedules.llvm.isa import Isa, Row
 from xpuc.schedules.llvm.layouts import Layout, layout_of, planes
-from xpuc.schedules.llvm.packing import COLUMNS, ROWS, Field
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.quantize import Q8a, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
+from xpuc.schedules.packed import COLUMNS, Field
 
 MOST_UNROLLED = 4  # rows whose accumulators stay in registers
 _LINE = 64  # bytes of a cache line

@@ -26,10 +26,11 @@ import tvm
 from activations import q8a
 
 from xpuc.schedules.llvm.isa import isa_for
-from xpuc.schedules.llvm.layouts import FORMATS, layout_of, pack
+from xpuc.schedules.llvm.layouts import layout_of, pack
 from xpuc.schedules.llvm.linear import linear
 from xpuc.schedules.llvm.products import LinearKnobs, Weight
 from xpuc.schedules.llvm.read import LANES, memory_read
+from xpuc.schedules.packed import FORMATS
 
 COLD_BYTES = 96 << 20
 How = tuple[tvm.target.Target, frozenset[str], LinearKnobs]

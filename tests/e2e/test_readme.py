@@ -118,7 +118,8 @@ def test_every_extra_is_there(name):
 
 def test_every_format_is_described():
     """The table of docs/formats.md, from the layouts themselves."""
-    from xpuc.schedules.llvm.layouts import FORMATS, layout_of  # imports tvm
+    from xpuc.schedules.llvm.layouts import layout_of  # imports tvm
+    from xpuc.schedules.packed import FORMATS
 
     rows = {
         f"| {name} | {layout.columns} | {layout.nbytes} | {here(layout)} | {fields(layout)} |"

@@ -8,7 +8,7 @@ from kernel_calls import build, call
 from packed_weights import columns_for, packed, relative_error
 
 from xpuc.schedules.llvm.embed import embed
-from xpuc.schedules.llvm.layouts import FORMATS
+from xpuc.schedules.packed import FORMATS
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,7 +8,9 @@ import pytest
 
 from xpuc.errors import UnsupportedError
 from xpuc.schedules.llvm import packing
-from xpuc.schedules.llvm.layouts import FORMATS, layout_of, pack, planes
+from xpuc.schedules.llvm.layouts import layout_of, pack, planes
+from xpuc.schedules.packed import ALIGNMENT, FORMATS
+from xpuc.schedules.packed.bits import PIECES
 
 
 def raw_rows(format: str, rows: int, k: int) -> np.ndarray:
@@ -32,7 +34,7 @@ def test_pack_fills_the_promised_planes(format: str, rows: int) -> None:
     assert [(p.name, p.dtype, p.size) for p in promised] == [
         (name, str(a.dtype), a.size) for name, a in got.items()
     ]
-    assert all(a.nbytes % packing.ALIGNMENT == 0 for a in got.values())
+    assert all(a.nbytes % ALIGNMENT == 0 for a in got.values())
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -60,16 +62,16 @@ def test_packing_in_chunks_changes_nothing(format: str, monkeypatch: pytest.Monk
         assert plane.tobytes() == at_once[name].tobytes()
 
 
-@pytest.mark.parametrize("bits", packing.PIECES)
+@pytest.mark.parametrize("bits", PIECES)
 def test_every_bit_of_a_unit_is_used_once(bits: int) -> None:
     used = [
         (byte, low + i)
-        for pieces in packing.PIECES[bits]
+        for pieces in PIECES[bits]
         for byte, low, count in pieces
         for i in range(count)
     ]
     assert sorted(used) == [(byte, bit) for byte in range(bits) for bit in range(8)]
-    assert all(sum(p[2] for p in pieces) == bits for pieces in packing.PIECES[bits])
+    assert all(sum(p[2] for p in pieces) == bits for pieces in PIECES[bits])
 
 
 def test_an_unknown_format_is_a_user_error() -> None:

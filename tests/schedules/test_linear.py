@@ -20,9 +20,10 @@ from packed_weights import (
 )
 
 from xpuc.schedules.llvm.isa import Generic, Isa, isa_for
-from xpuc.schedules.llvm.layouts import FORMATS, layout_of
+from xpuc.schedules.llvm.layouts import layout_of
 from xpuc.schedules.llvm.linear import linear
 from xpuc.schedules.llvm.products import LinearKnobs, Weight
+from xpuc.schedules.packed import FORMATS
 
 AVX2 = isa_for(frozenset({"avx2", "fma"}))
 QUANTISED = tuple(f for f in FORMATS if layout_of(f).is_quantised)

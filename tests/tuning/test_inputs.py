@@ -15,7 +15,8 @@ from tiny_models import Q4_K_M, WIDE
 from xpuc.codegen.compile import Options, operations
 from xpuc.errors import UnsupportedError
 from xpuc.schedules import Site, llvm, site_of
-from xpuc.schedules.llvm.layouts import FORMATS, layout_of
+from xpuc.schedules.llvm.layouts import layout_of
+from xpuc.schedules.packed import FORMATS
 from xpuc.tuning.inputs import Case, make
 
 MIXED = [("Q4_K", 24, 256), ("Q6_K", 8, 256)]

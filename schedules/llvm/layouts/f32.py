@@ -1,20 +1,9 @@
-"""F32: 8 rows interleaved column by column."""
+"""How the CPU decodes F32, see schedules/packed/f32.py."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from xpuc.schedules.llvm.blocks import View
-from xpuc.schedules.llvm.packing import Bytes, Field, Fields
 from xpuc.schedules.llvm.tir import Expr
-
-COLUMNS, BYTES = 1, 4
-PLANES = (Field("w", "float32", 1),)
-
-
-def fields(blocks: Bytes) -> Fields:
-    """Bytes of blocks to fields."""
-    return {"w": blocks.view(np.float32)[..., None]}
 
 
 def value(block: View) -> Expr:

@@ -1,18 +1,9 @@
-"""Q4_0: w = d * (q - 8), blocks of 32, `d f16 | 16 bytes`, a byte holding columns i and i + 16."""
+"""How the CPU decodes Q4_0, see schedules/packed/q4_0.py."""
 
 from __future__ import annotations
 
 from xpuc.schedules.llvm.blocks import SubBlock, View
-from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
 from xpuc.schedules.llvm.tir import Expr
-
-COLUMNS, BYTES = 32, 18
-PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
-
-
-def fields(blocks: Bytes) -> Fields:
-    """Bytes of blocks to fields."""
-    return {"qs": blocks[..., 2:].reshape(*blocks.shape[:2], 4, 4), "d": halves(blocks, 0)}
 
 
 def sub_block(block: View, j: Expr) -> SubBlock:

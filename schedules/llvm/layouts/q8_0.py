@@ -1,21 +1,9 @@
-"""Q8_0: w = d * q, blocks of 32, `d f16 | 32 signed bytes`."""
+"""How the CPU decodes Q8_0, see schedules/packed/q8_0.py."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from xpuc.schedules.llvm.blocks import SubBlock, View
-from xpuc.schedules.llvm.packing import Bytes, Field, Fields, halves
 from xpuc.schedules.llvm.tir import Expr
-
-COLUMNS, BYTES = 32, 34
-PLANES = (Field("qs", "int8", 32), Field("d", "float16", 1))
-
-
-def fields(blocks: Bytes) -> Fields:
-    """Bytes of blocks to fields."""
-    qs = blocks[..., 2:].view(np.int8).reshape(*blocks.shape[:2], 8, 4)
-    return {"qs": qs, "d": halves(blocks, 0)}
 
 
 def sub_block(block: View, j: Expr) -> SubBlock:
