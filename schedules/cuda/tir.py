@@ -51,6 +51,11 @@ def arg(name: str, shape: Iterable[Any], dtype: str) -> Buffer:
     return T.arg(name, T.buffer(tuple(shape), dtype, align=ALIGNMENT))
 
 
+def view(buffer: Buffer, shape: Iterable[Any], dtype: str) -> Buffer:
+    """The same memory as a tensor of another shape and dtype."""
+    return T.decl_buffer(tuple(shape), dtype, data=buffer.data, align=ALIGNMENT)
+
+
 def rows_var(name: str = "n") -> Expr:
     """A symbolic number of rows: a dimension of arguments, an extent of the grid.
 
@@ -197,6 +202,12 @@ def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
 
 def _signed(word: Expr) -> Expr:
     return bits(word, "int32") if str(word.ty.dtype) == "uint32" else word
+
+
+def permute_bytes(low: Expr, high: Expr, selector: Expr) -> Expr:
+    """Four of the eight bytes of two uint32 words, `low` first: byte i is the one that nibble i of
+    `selector` says, 0 to 7."""
+    return T.call_pure_extern("uint32", "__byte_perm", low, high, selector)
 
 
 def shuffle_xor(value: Expr, mask: int) -> Expr:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm import tirx
-from xpuc.schedules.llvm.packing import ROWS
 
 from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.llvm import tir, vmath
 from xpuc.schedules.llvm.isa import Isa
 from xpuc.schedules.llvm.linear import Columns
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import (
     LinearKnobs,
     Operand,

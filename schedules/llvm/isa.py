@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from xpuc.schedules.llvm.packing import ROWS
-
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.blocks import Halves, SubBlock
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.quantize import Q8a
 from xpuc.schedules.llvm.tir import Expr, T
 

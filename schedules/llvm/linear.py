@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm import tirx
-from xpuc.schedules.llvm.packing import ROWS
 
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.isa import Isa
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.products import (
     LinearKnobs,
     Part,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tvm import tirx
-from xpuc.schedules.llvm.packing import ROWS
 
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.isa import Avx2, Isa, Vnni
+from xpuc.schedules.llvm.packing import ROWS
 from xpuc.schedules.llvm.tir import Expr, T
 
 NAME = "int8_peak"

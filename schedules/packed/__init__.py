@@ -45,13 +45,26 @@ class Plane:
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight format. Blocks of `columns` columns take `nbytes` bytes in a GGUF file."""
+    """A weight format. Blocks of `columns` columns take `nbytes` bytes in a GGUF file.
+
+    The weights of a quantised one are `d * scale * (q - offset) + m * min`, q from `qs`, the rest
+    from the planes of these names (`scales`, `mins`) where it has them: a number for every 32
+    columns if a block has one for each of its sub-blocks, for 16 if two.
+    """
 
     name: str
     columns: int
     nbytes: int
     planes: tuple[Field, ...]
     fields: Callable[[Bytes], Fields]
+    offset: int = 0  # taken off every element
+    values: tuple[int, ...] | None = None  # what the elements are indices of
+
+    @property
+    def bits(self) -> int:
+        """Of an element; those of 8 bits are signed. 0 for floats, which have no `qs`."""
+        qs = next((f for f in self.planes if f.name == "qs"), None)
+        return 0 if qs is None else 8 * qs.per_block // self.columns
 
     @property
     def is_quantised(self) -> bool:
@@ -66,7 +79,10 @@ def packed(format: str) -> Packed:
             f"no kernels know the weight format {format}", nearest(format, FORMATS)
         )
     module = import_module(f"{__name__}.{format.lower()}")
-    return Packed(format, module.COLUMNS, module.BYTES, module.PLANES, module.fields)
+    return Packed(
+        format, module.COLUMNS, module.BYTES, module.PLANES, module.fields,
+        offset=getattr(module, "OFFSET", 0), values=getattr(module, "VALUES", None),
+    )  # fmt: skip
 
 
 def padded_size(elements: int, dtype: str) -> int:

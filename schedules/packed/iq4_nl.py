@@ -7,8 +7,6 @@ from xpuc.schedules.packed.bits import halves
 
 COLUMNS, BYTES = 32, 18
 PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
-
-
 VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 

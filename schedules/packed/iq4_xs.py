@@ -10,6 +10,9 @@ import numpy as np
 
 from xpuc.schedules.packed import Bytes, Field, Fields
 from xpuc.schedules.packed.bits import halves
+from xpuc.schedules.packed.iq4_nl import VALUES
+
+__all__ = ["VALUES"]
 
 COLUMNS, BYTES = 256, 136
 PLANES = (Field("qs", "uint8", 128), Field("scales", "int8", 8), Field("d", "float16", 1))

@@ -12,6 +12,7 @@ from xpuc.schedules.packed import Bytes, Field, Fields
 from xpuc.schedules.packed.bits import bit_planes, crumbs, halves, pack_bits
 
 COLUMNS, BYTES = 256, 110
+OFFSET = 4
 PLANES = (Field("qs", "uint8", 96), Field("scales", "int8", 16), Field("d", "float16", 1))
 
 

@@ -6,6 +6,7 @@ from xpuc.schedules.packed import Bytes, Field, Fields
 from xpuc.schedules.packed.bits import halves
 
 COLUMNS, BYTES = 32, 18
+OFFSET = 8
 PLANES = (Field("qs", "uint8", 16), Field("d", "float16", 1))
 
 

@@ -6,6 +6,7 @@ from xpuc.schedules.packed import Bytes, Field, Fields
 from xpuc.schedules.packed.bits import fifth_bit, halves, nibbles, pack_bits
 
 COLUMNS, BYTES = 32, 22
+OFFSET = 16
 PLANES = (Field("qs", "uint8", 20), Field("d", "float16", 1))
 
 

@@ -11,6 +11,7 @@ from xpuc.schedules.packed import Bytes, Field, Fields
 from xpuc.schedules.packed.bits import crumbs, halves, nibbles, pack_bits
 
 COLUMNS, BYTES = 256, 210
+OFFSET = 32
 PLANES = (Field("qs", "uint8", 192), Field("scales", "int8", 16), Field("d", "float16", 1))
 
 

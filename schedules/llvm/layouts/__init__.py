@@ -7,7 +7,7 @@ blocks): mat-vec, many rows, exact f32 and embedding all read that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 
 import numpy as np
@@ -23,6 +23,7 @@ from xpuc.schedules.packed import COLUMNS, Bytes, Packed, Plane, packed, padded_
 class Layout(Packed):
     """A format in memory, and how it is decoded."""
 
+    _: KW_ONLY
     sub_block: Callable[[View, Expr], SubBlock] | None  # of quantised formats: by its number
     value: Callable[[View], Expr] | None  # of the others: the block's one column
 
@@ -37,7 +38,7 @@ def layout_of(format: str) -> Layout:
     facts = packed(format)
     module = import_module(f"{__name__}.{format.lower()}")
     return Layout(
-        facts.name, facts.columns, facts.nbytes, facts.planes, facts.fields,
+        **vars(facts),
         sub_block=getattr(module, "sub_block", None), value=getattr(module, "value", None),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xpuc.schedules.llvm.blocks import SubBlock, View
 from xpuc.schedules.llvm.tir import Expr
+from xpuc.schedules.packed.q3_k import OFFSET
 
 
 def sub_block(block: View, j: Expr) -> SubBlock:
@@ -11,4 +12,4 @@ def sub_block(block: View, j: Expr) -> SubBlock:
     d = block.f32("d")
     quants = block.quants("qs", j, bits=3)
     factors = block.int32("scales", 2 * j), block.int32("scales", 2 * j + 1)
-    return SubBlock(block.lanes, quants, d, top=7, offset=4, factors=factors)
+    return SubBlock(block.lanes, quants, d, top=7, offset=OFFSET, factors=factors)
