@@ -39,7 +39,15 @@ class Sizes(Protocol):
     @property
     def block_tokens(self) -> int: ...
     @property
-    def n_blocks(self) -> int: ...
+    def windows(self) -> tuple[int, ...]:
+        """Tokens that the layers of each group see (0: all); a group's K/V is in its own blocks."""
+        ...
+
+    @property
+    def n_blocks(self) -> tuple[int, ...]:
+        """Of each group."""
+        ...
+
     @property
     def max_context(self) -> int: ...
     @property
@@ -72,8 +80,8 @@ class StepModel(Sizes, Protocol):
         """
         ...
 
-    def copy_block(self, source: int, destination: int) -> None:
-        """Block `destination` of the pool holds the K/V that `source` does, in every layer."""
+    def copy_block(self, group: int, source: int, destination: int) -> None:
+        """Block `destination` of a group holds the K/V that `source` does, in every layer."""
         ...
 
 
@@ -174,7 +182,7 @@ class Batch:
 
     def _slot(self, sequence: Sequence, position: int) -> int:
         block, offset = divmod(position, self._sizes.block_tokens)
-        return sequence.blocks[block] * self._sizes.block_tokens + offset
+        return sequence.blocks[0][block] * self._sizes.block_tokens + offset
 
     def _last(self, n_segments: int) -> int:
         return n_segments * self._sizes.segment_tokens - 1
@@ -190,13 +198,13 @@ class Batch:
     def _write_table(self, row: int, sequence: Sequence) -> None:
         """Blocks are only appended within an epoch, so what stands there already is kept."""
         owner, epoch, n = self._written[row]
-        n_blocks = len(sequence.blocks)
+        n_blocks = len(sequence.blocks[0])
         if owner is sequence and epoch == sequence.epoch:
             if n == n_blocks:
                 return
         else:
             n = 0
-        self._table.all[row, n:n_blocks] = sequence.blocks[n:]
+        self._table.all[row, n:n_blocks] = sequence.blocks[0][n:]
         self._written[row] = (sequence, sequence.epoch, n_blocks)
 
     def _write_work(self, tiles: list[_Tile]) -> None:

@@ -12,10 +12,7 @@ The free list is a queue: allocation takes from its front. Blocks without a link
 front, so that cached ones live longer; those with one go to the back, tail of a sequence first, so
 that the front is the least recently used and a prefix loses its end before its beginning.
 
-Windowed layers: today one block number stands for the block's K/V in every layer. A second group,
-for layers that look back a limited window, would be a pool of its own with rings of blocks; the
-scheduler would hold one pool a group and ask each for headroom. Nothing here assumes that a pool
-covers all layers.
+A pool is of one group of layers, those that look back equally far: see kv_blocks.py.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from dataclasses import dataclass
 from xpuc.runtime.prefix import Hasher, Link
 
 OnEvict = Callable[[int, bytes], None]
+NO_BLOCK = -1
 
 
 class PoolFull(Exception):
@@ -37,18 +35,10 @@ class PoolFull(Exception):
 class PoolCounters:
     """Since the pool was made.
 
-    queries       prefixes looked up for a sequence about to run
-    query_tokens  tokens of those sequences
-    hit_tokens    how many of them were found in the pool
-    store_tokens  how many more the block store filled in
-    evictions     cached blocks that were allocated for something else
-    copies        blocks copied because a shared one was to be written
+    evictions  cached blocks that were allocated for something else
+    copies     blocks copied because a shared one was to be written
     """
 
-    queries: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    store_tokens: int = 0
     evictions: int = 0
     copies: int = 0
 
@@ -169,11 +159,18 @@ class BlockPool:
         """
         blocks = []
         for link in links:
-            found = self._cached.get(link.digest)
-            if found is None or self._content(found[0]) != link.content:
+            block = self.find(link)
+            if block == NO_BLOCK:
                 break
-            blocks.append(found[0])
+            blocks.append(block)
         return blocks
+
+    def find(self, link: Link) -> int:
+        """A cached block of this content, or NO_BLOCK."""
+        found = self._cached.get(link.digest)
+        if found is None or self._content(found[0]) != link.content:
+            return NO_BLOCK
+        return found[0]
 
     def n_cached(self, links: Many[Link], guess: int = 0) -> int:
         """How many leading links are cached, by digest, looked for from `guess` on.
@@ -209,6 +206,12 @@ class BlockPool:
         assert self._n_owners[block] > 0, f"block {block} is withdrawn, but nobody owns it"
         if self._links[block] is not None:
             self._forget(block)
+
+    def forget(self, link: Link) -> None:
+        """Never find this content again, whoever owns the blocks that hold it."""
+        for block in list(self._cached.get(link.digest, ())):
+            if self._content(block) == link.content:
+                self._forget(block)
 
     def check(self) -> None:
         """Every block is on the free list or owned, never both; the index and the links agree."""

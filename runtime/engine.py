@@ -114,9 +114,9 @@ class Engine(StepEngine):
         """
         n = max(1, min(n_rows, self.model.max_chunk, self.max_tokens))
         cost = self.scheduler.chunks.cost
-        with borrowed(self.pool, self.model.block_tokens, [0]) as sequence:
+        with borrowed(self.kv, [0]) as sequence:
             self._time(Span(sequence, 0, 1), greedy)
-        with borrowed(self.pool, self.model.block_tokens, [0] * n) as sequence:
+        with borrowed(self.kv, [0] * n) as sequence:
             if n > 1:
                 cost.observe(Work().with_chunk(n, 0), self._time(Span(sequence, 0, n), greedy))
             cost.observe(Work(1, 0, n), self._time(Span(sequence, n - 1, 1), greedy))
@@ -167,8 +167,8 @@ class Engine(StepEngine):
             self._disown(generation)
 
     def _teacher_forced(self, ids: Many[int], chunk: int | None) -> Iterator[tuple[int, Floats]]:
-        with borrowed(self.pool, self.model.block_tokens, ids) as sequence:
-            yield from teacher_forced(self.model, self._batch, sequence, chunk)
+        with borrowed(self.kv, ids) as sequence:
+            yield from teacher_forced(self.model, self._batch, self.kv, sequence, chunk)
 
 
 def load(

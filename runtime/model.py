@@ -49,7 +49,7 @@ class Model:
         self.block_tokens = manifest.kv.block_tokens
         self.segment_tokens = manifest.kv.segment_tokens
         self.tile_rows = manifest.kv.tile_rows
-        self.n_blocks = statement.n_blocks
+        self.windows, self.n_blocks = (0,), (statement.n_blocks,)
         self.max_context = context
         self.max_chunk = manifest.max_chunk
         self.max_batch = manifest.max_batch
@@ -63,8 +63,8 @@ class Model:
         }
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
-        self.kv = KvPool(self.n_blocks, manifest.kv)
-        self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv.arrays]
+        self.kv = (KvPool(statement.n_blocks, manifest.kv),)
+        self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv[0].arrays]
 
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
         """One step: K/V of the batch's rows is written; the result holds until the next run.
@@ -84,9 +84,9 @@ class Model:
         rows: npt.NDArray[Any] = np.from_dlpack(result)
         return rows[: len(batch.out_rows)]
 
-    def copy_block(self, source: int, destination: int) -> None:
-        """Block `destination` holds the K/V that `source` does."""
-        self.kv.copy(source, destination)
+    def copy_block(self, group: int, source: int, destination: int) -> None:
+        """Block `destination` of a group holds the K/V that `source` does."""
+        self.kv[group].copy(source, destination)
 
     @contextmanager
     def instrument(self, see: Callable[[str, Any, tuple[Any, ...]], None]) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from xpuc.runtime.cost_model import Work
 from xpuc.runtime.phases import StepRecord
@@ -23,17 +24,24 @@ class Span:
         return self.start + self.count == len(self.sequence.tokens)
 
 
+class Copy(NamedTuple):
+    """K/V of a group's block `source` that is to be in its block `destination` as well."""
+
+    group: int
+    source: int
+    destination: int
+
+
 @dataclass(slots=True)
 class Plan:
     """What the model is to compute.
 
     spans   decoding rows first, then prompt chunks, by rank in each
-    copies  (source, destination) blocks whose K/V is to be copied before that, in this order: a
-            later destination may be an earlier source
+    copies  to be made before that, in this order: a later destination may be an earlier source
     work    what the cost model takes for the step
     """
 
     spans: list[Span] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     work: Work = field(default_factory=Work)
     record: StepRecord = field(default_factory=StepRecord)

@@ -50,9 +50,16 @@ class Hasher:
 
 
 class PrefixSource(Protocol):
-    """Where blocks that left the pool may come back from: the block store, to the scheduler."""
+    """Where blocks that left the pools may come back from: the block store, to the scheduler.
 
-    def fill(self, blocks: Many[int], links: Many[Link]) -> int:
+    Called while a step is planned; must not raise. `group` is the place of a pool among its likes.
+    """
+
+    def n_leading(self, group: int, links: Many[Link]) -> int:
+        """How many of `links`, from the first on, may be there."""
+        ...
+
+    def fill(self, group: int, blocks: Many[int], links: Many[Link]) -> int:
         """Write the K/V of links[i] into the pool's blocks[i] from the first on, as long as they
-        are there and whole; how many were. Called while a step is planned; must not raise."""
+        are there and whole; how many were."""
         ...

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,62 +31,73 @@ class BlockMemory(Protocol):
 
 
 class PrefixStore:
-    """The scheduler's PrefixSource on a BlockStore; `save` is for the pool's on_evict.
+    """The scheduler's PrefixSource: a BlockStore for each group; `save` is for a pool's on_evict.
 
-    A block's key is its link's digest, and the store's identity has to be the seed of the pool's
+    A block's key is its link's digest, and the stores' identity has to be the seed of the pools'
     digests: then equal keys are equal tokens on the same model.
 
-    Nothing here raises. The block store gets over a disk that fails; after any other error it is
-    not asked again, and the requests go on without it.
+    Nothing here raises. A block store gets over a disk that fails; after any other error none is
+    asked again, and the requests go on without them.
     """
 
-    def __init__(self, store: BlockStore, memory: BlockMemory) -> None:
-        self.blocks = store
-        self._memory = memory
+    def __init__(self, stores: Many[BlockStore], memories: Many[BlockMemory]) -> None:
+        self.stores = tuple(stores)
+        self._memories = tuple(memories)
         self._is_open = True
 
-    def fill(self, blocks: Many[int], links: Many[Link]) -> int:
+    def n_leading(self, group: int, links: Many[Link]) -> int:
+        """How many of `links`, from the first on, have an entry."""
+        if not (self._is_open and links):
+            return 0
+        try:
+            return self.stores[group].longest([link.digest for link in links])
+        except Exception as error:
+            self._give_up(error)
+            return 0
+
+    def fill(self, group: int, blocks: Many[int], links: Many[Link]) -> int:
         """Write the K/V of links[i] into blocks[i] from the first on; how many were there."""
         if not self._is_open:
             return 0
-        keys = [link.digest for link in links]
+        store, memory = self.stores[group], self._memories[group]
         try:
-            n = self.blocks.longest(keys)
+            n = store.longest([link.digest for link in links])
             # From the end, because a use makes a block stay: a prefix is to lose its end first.
             for place in reversed(range(n)):
-                if not self.blocks.get(keys[place], self._memory.buffers(blocks[place])):
+                if not store.get(links[place].digest, memory.buffers(blocks[place])):
                     n = place
         except Exception as error:
             self._give_up(error)
             return 0
         return n
 
-    def save(self, block: int, digest: bytes) -> None:
+    def save(self, group: int, block: int, digest: bytes) -> None:
         """Keep a block that is about to be overwritten."""
         if self._is_open:
             try:
-                self.blocks.put(digest, self._memory.buffers(block))
+                self.stores[group].put(digest, self._memories[group].buffers(block))
             except Exception as error:
                 self._give_up(error)
 
-    def save_all(self, cached: Iterable[tuple[int, Link]]) -> None:
-        """Keep those of the pool's blocks that are not kept yet, the newest first: within a prefix
+    def save_all(self, group: int, cached: Iterable[tuple[int, Link]]) -> None:
+        """Keep those of a pool's blocks that are not kept yet, the newest first: within a prefix
         that is its end, which is then the first to go."""
         for block, link in reversed(list(cached)):
-            if self._is_open and not self._has(link.digest):
-                self.save(block, link.digest)
+            if self._is_open and not self._has(group, link.digest):
+                self.save(group, block, link.digest)
 
     def close(self) -> None:
         """Nothing is found or kept from now on; harmless when repeated."""
         self._is_open = False
-        try:
-            self.blocks.close()
-        except Exception as error:
-            log.warning("the block store was not closed well: %s", error)
+        for store in self.stores:
+            try:
+                store.close()
+            except Exception as error:
+                log.warning("the block store was not closed well: %s", error)
 
-    def _has(self, digest: bytes) -> bool:
+    def _has(self, group: int, digest: bytes) -> bool:
         try:
-            return self.blocks.contains(digest)
+            return self.stores[group].contains(digest)
         except Exception as error:
             self._give_up(error)
             return False
@@ -96,13 +108,26 @@ class PrefixStore:
 
 
 def open_store(
-    path: str | Path, memory: BlockMemory, identity: bytes, max_bytes: int
+    path: str | Path, memories: Many[BlockMemory], identity: bytes, max_bytes: int
 ) -> PrefixStore:
-    """The store of `identity` in a folder; XpucError if it cannot be opened or is in use."""
-    blocks = BlockStore.open(
-        Path(path), identity=identity, block_bytes=memory.block_bytes, max_bytes=max_bytes
-    )
-    return PrefixStore(blocks, memory)
+    """The store of `identity` in a folder; XpucError if it cannot be opened or is in use.
+
+    The groups of blocks, each with its memory, share the bytes so that all keep as many.
+    """
+    total = sum(memory.block_bytes for memory in memories)
+    with ExitStack() as opened:
+        stores = []
+        for group, memory in enumerate(memories):
+            store = BlockStore.open(
+                Path(path),
+                identity=identity + (b"" if len(memories) == 1 else b" group %d" % group),
+                block_bytes=memory.block_bytes,
+                max_bytes=max_bytes * memory.block_bytes // total,
+            )
+            opened.callback(store.close)
+            stores.append(store)
+        opened.pop_all()
+    return PrefixStore(stores, memories)
 
 
 def identity_of(manifest: Manifest) -> bytes:

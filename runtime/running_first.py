@@ -28,13 +28,12 @@ def schedule(scheduler: Scheduler, plan: Plan) -> None:
 
 def _serve_running(scheduler: Scheduler, plan: Plan, rows: int) -> int:
     """Rows that are left of `rows`."""
-    size = scheduler.block_tokens
     for sequence in list(scheduler.running):
         start = sequence.n_computed
         count = min(len(sequence.tokens) - start, rows)
         if not count:
             continue
-        if start + count > len(sequence.blocks) * size or sequence.may_share:
+        if start + count > sequence.n_room or sequence.may_share:
             # The last one yields, so those after one that has yielded have as well.
             if sequence.state is not State.RUNNING:
                 break
@@ -46,28 +45,22 @@ def _serve_running(scheduler: Scheduler, plan: Plan, rows: int) -> int:
 
 
 def _serve_waiting(scheduler: Scheduler, plan: Plan, rows: int) -> None:
-    pool, size = scheduler.pool, scheduler.block_tokens
     while rows and len(scheduler.running) < scheduler.max_running:
         queue = scheduler.preempted or scheduler.waiting
         if not queue:
             return
         sequence = queue[0]
-        found = pool.match(scheduler.reusable(sequence))
-        n_found = len(found) * size
-        n_new = -(-min(len(sequence.tokens), n_found + rows) // size) - len(found)
-        if n_new + sum(pool.n_owners(block) == 0 for block in found) > pool.n_free:
+        if not scheduler.kv.start(sequence, rows):
             return
         if queue is scheduler.preempted:
             plan.record.n_resumed += 1
         else:
             plan.record.n_admitted += 1
         del queue[0]
-        scheduler.take(sequence, found, n_new)
-        room = len(sequence.blocks) * size - sequence.n_computed
-        count = min(sequence.n_pending, room, rows)
-        if count:  # else the store has filled all its blocks
-            plan.spans.append(Span(sequence, sequence.n_computed, count))
-            rows -= count
+        scheduler.enter(sequence)
+        count = min(sequence.n_pending, rows)
+        plan.spans.append(Span(sequence, sequence.n_computed, count))
+        rows -= count
 
 
 def _work(plan: Plan) -> Work:

@@ -5,14 +5,14 @@ step brings each of them forward, one token for those that decode, a chunk for t
 
     add -> waiting -> running -> finished
                        |   ^
-                preempt v   | resume (what the pool or the store still has, then the same chunks)
+                preempt v   | resume (what the pools or the store still have, then the same chunks)
                      preempted
 
 One step of an engine:
 
     plan = scheduler.plan()
     copy the K/V of plan.copies, in order; run the model over plan.spans
-    scheduler.complete(plan, model_ns)      # the K/V is in the pool, full blocks can be found
+    scheduler.complete(plan, model_ns)      # the K/V is in the pools, full blocks can be found
     append each result to its sequence; finish those that end, fork those that are asked twice
     scheduler.end_step(plan)                # the record, and what the step's time teaches
 
@@ -37,13 +37,12 @@ from operator import attrgetter
 
 from xpuc.errors import RequestError
 from xpuc.runtime import running_first
-from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import ChunkPolicy
 from xpuc.runtime.cost_model import Work
+from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.phases import StepCounters, StepRecord
 from xpuc.runtime.plan import Plan, Span
 from xpuc.runtime.policies import PolicyName, policy_of
-from xpuc.runtime.prefix import Link, PrefixSource
 from xpuc.runtime.sequence import FinishReason, Sequence, State
 
 __all__ = ["QUEUE_BOUND", "Plan", "Scheduler", "Span"]
@@ -57,19 +56,18 @@ _RANK = attrgetter("rank")
 class Scheduler:
     """Decides each step; the engine carries it out.
 
+    kv           what sequences have of the K/V
     max_batch    most sequences in a step
     max_chunk    most rows in a step
     max_context  most tokens a sequence may reach
     chunks       how many prompt tokens a step takes; default: ChunkPolicy's
-    reuse        whether prefixes are published and found
-    store        asked for what the pool no longer has; the pool's on_evict feeds it
     on_step      told of every step that ends
     clock        ns
     """
 
     def __init__(
         self,
-        pool: BlockPool,
+        kv: KvBlocks,
         *,
         max_batch: int,
         max_chunk: int,
@@ -77,22 +75,17 @@ class Scheduler:
         queue_bound: int = QUEUE_BOUND,
         policy: PolicyName = "fcfs",
         chunks: ChunkPolicy | None = None,
-        reuse: bool = True,
-        store: PrefixSource | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.pool = pool
-        self.block_tokens = pool.block_tokens
+        self.kv = kv
         # With as many rows as sequences, one that still reads its prompt always gets a row.
         self.max_running = min(max_batch, max_chunk)
         self.max_chunk = max_chunk
-        self.max_tokens = min(max_context, pool.n_blocks * pool.block_tokens)
+        self.max_tokens = min(max_context, kv.max_tokens)
         self.queue_bound = queue_bound
         self.policy = policy_of(policy)
         self.chunks = chunks or ChunkPolicy(max_chunk)
-        self.reuse = reuse
-        self.store = store
         self.on_step = on_step
         self.counters = StepCounters()
         self.waiting: list[Sequence] = []  # by rank
@@ -149,12 +142,8 @@ class Scheduler:
             child.state = State.PREEMPTED
             self.preempted.append(child)
             return
-        child.blocks = parent.blocks[: self._blocks_for(parent.n_computed)]
-        self.pool.share(child.blocks)
-        child.n_computed = parent.n_computed
-        child.n_found = child.n_published = parent.n_published
-        child.may_share = parent.may_share = True
-        self._enter(child)
+        self.kv.fork(parent, child)
+        self.enter(child)
 
     def plan(self) -> Plan:
         """The next step; without spans there is nothing to run."""
@@ -178,21 +167,19 @@ class Scheduler:
         record.n_copies = len(plan.copies)
         record.n_running = len(self.running)
         record.n_queue = len(self.waiting) + len(self.preempted)
-        record.n_free_blocks = self.pool.n_free
+        record.n_free_blocks = self.kv.n_free
         return plan
 
     def complete(self, plan: Plan, model_ns: int = 0) -> None:
-        """The model was run: the spans' K/V is in the pool, and their full blocks can be found."""
+        """The model was run: the spans' K/V is in the pools, and their full blocks can be found."""
         plan.record.model_ns = model_ns
-        block_tokens = self.block_tokens
+        kv = self.kv
         for span in plan.spans:
             sequence = span.sequence
             if sequence.state is not State.RUNNING:  # finished since
                 continue
             assert span.start == sequence.n_computed, "a span was carried out twice"
-            sequence.n_computed = n = span.start + span.count
-            if n // block_tokens > sequence.n_published and self.reuse:
-                self._publish(sequence, n // block_tokens)
+            kv.advance(sequence, span.start + span.count)
 
     def end_step(self, plan: Plan, *, failed: bool = False) -> None:
         """The step is over: its tokens are delivered, or it `failed` and taught nothing."""
@@ -219,24 +206,18 @@ class Scheduler:
         elif sequence.state is State.PREEMPTED:
             self.preempted.remove(sequence)
         if reason == "error":
-            for block in sequence.blocks[sequence.n_found : sequence.n_published]:
-                self.pool.withdraw(block)
-        self._release(sequence)
+            self.kv.withdraw(sequence)
+        self.kv.release(sequence)
         sequence.state = State.FINISHED
         sequence.finish_reason = reason
-
-    def _blocks_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.block_tokens)
 
     def _grow(self, plan: Plan) -> None:
         """Give every running sequence the block of its next token.
 
         In order of rank, and the last one yields, so older work never waits for newer.
         """
-        block_tokens = self.block_tokens
         for sequence in list(self.running):
-            has_room = len(sequence.tokens) <= len(sequence.blocks) * block_tokens
-            if has_room and not sequence.may_share:
+            if len(sequence.tokens) <= sequence.n_room and not sequence.may_share:
                 continue
             if sequence.state is State.RUNNING:  # it may have yielded just now
                 self.reserve(sequence, len(sequence.tokens), plan)
@@ -244,45 +225,21 @@ class Scheduler:
     def reserve(self, sequence: Sequence, n_tokens: int, plan: Plan) -> bool:
         """Blocks of its own for a running sequence's tokens from n_computed to n_tokens; False if
         it had to yield itself."""
-        pool, place = self.pool, sequence.n_computed // self.block_tokens
-        while True:
-            missing = max(0, self._blocks_for(n_tokens) - len(sequence.blocks))
-            is_shared = (
-                sequence.may_share
-                and place < len(sequence.blocks)
-                and pool.n_owners(sequence.blocks[place]) > 1
-            )
-            if missing + is_shared <= pool.n_free:
-                break
+        while not self.kv.grow(sequence, n_tokens, plan.copies):
             self._preempt(self.running[-1])
             if sequence.state is not State.RUNNING:
                 return False
-        if is_shared:
-            source = sequence.blocks[place]
-            sequence.blocks[place] = pool.writable(source)
-            sequence.epoch += 1
-            plan.copies.append((source, sequence.blocks[place]))
-        sequence.may_share = False
-        if missing:
-            sequence.blocks += pool.allocate(missing)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
+        self.kv.release(sequence)
         sequence.state = State.PREEMPTED
         if self.policy.is_running_first:
             self.preempted.appendleft(sequence)
         else:
             self.preempted.append(sequence)
         self._record.n_preempted += 1
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.blocks)
-        sequence.blocks = []
-        sequence.epoch += 1
-        sequence.n_computed = sequence.n_found = sequence.n_published = 0
-        sequence.may_share = False
 
     def _admit(self) -> None:
         """Preempted sequences first, in their order; the first that does not fit ends it."""
@@ -292,7 +249,7 @@ class Scheduler:
             self.preempted.popleft()
             self._record.n_resumed += 1
         while self.waiting and len(self.running) < self.max_running:
-            index = self.policy.pick(self.waiting, self._n_cached)
+            index = self.policy.pick(self.waiting, self.kv.n_cached)
             if not self._start(self.waiting[index]):
                 return
             if index:
@@ -301,74 +258,21 @@ class Scheduler:
             self._record.n_admitted += 1
 
     def _start(self, sequence: Sequence) -> bool:
-        """Let a sequence run if free blocks cover all of it that is not found, and one more.
-
-        It gets all its blocks at once, so that two admitted together never count on the same
-        ones. The headroom of one block is for its first tokens: without it, it would have to
-        yield at once. Only a sequence as long as the whole pool does without.
-        """
+        """Let a sequence run if free blocks cover all of it that is not found, and one more."""
         if len(self.running) >= self.max_running:
             return False
-        pool = self.pool
-        n_blocks = self._blocks_for(len(sequence.tokens))
-        found = pool.match(self.reusable(sequence))
-        n_taken = n_blocks - sum(pool.n_owners(block) > 0 for block in found)
-        if n_taken + (n_blocks < pool.n_blocks) > pool.n_free:
+        if not self.kv.start(sequence, len(sequence.tokens), headroom=1):
             return False
-        self.take(sequence, found, n_blocks - len(found))
+        self.enter(sequence)
         return True
 
-    def take(self, sequence: Sequence, found: list[int], n_new: int) -> None:
-        """A sequence that fits begins to run, on `found` blocks and `n_new` of its own."""
-        pool, counters, size = self.pool, self.pool.counters, self.block_tokens
-        pool.share(found)
-        new = pool.allocate(n_new)
-        sequence.blocks = found + new
-        sequence.n_found = sequence.n_published = len(found)
-        wanted = self.reusable(sequence)[len(found) :]
-        if self.store is not None and wanted and new:
-            n_filled = self.store.fill(new[: len(wanted)], wanted[: len(new)])
-            for block, link in zip(new[:n_filled], wanted, strict=False):
-                pool.publish(block, link)
-            sequence.n_found = sequence.n_published = len(found) + n_filled
-        sequence.n_computed = sequence.n_found * size
-        counters.queries += 1
-        counters.query_tokens += len(sequence.tokens)
-        counters.hit_tokens += len(found) * size
-        counters.store_tokens += sequence.n_computed - len(found) * size
-        self._enter(sequence)
-
-    def _enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence that has its blocks begins to run."""
         sequence.state = State.RUNNING
         if self.policy.is_running_first:
             self.running.append(sequence)
         else:
             insort(self.running, sequence, key=_RANK)
-
-    def reusable(self, sequence: Sequence) -> list[Link]:
-        """The links of a sequence that runs from its beginning: its last token is computed."""
-        if not self.reuse:
-            return []
-        n = (len(sequence.tokens) - 1) // self.block_tokens
-        self._extend(sequence, n)
-        return sequence.links[:n]
-
-    def _n_cached(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that are in the pool."""
-        links = self.reusable(sequence)
-        sequence.n_cached = self.pool.n_cached(links, sequence.n_cached)
-        return sequence.n_cached * self.block_tokens
-
-    def _publish(self, sequence: Sequence, n_blocks: int) -> None:
-        self._extend(sequence, n_blocks)
-        for place in range(sequence.n_published, n_blocks):
-            self.pool.publish(sequence.blocks[place], sequence.links[place])
-        sequence.n_published = n_blocks
-
-    def _extend(self, sequence: Sequence, n_blocks: int) -> None:
-        if len(sequence.links) < n_blocks:
-            salt = sequence.request.salt
-            self.pool.hasher.extend(sequence.links, sequence.tokens, n_blocks, salt)
 
     def _share_out(self, plan: Plan) -> None:
         """A row for each that decodes, then chunks for the prompts, as many as are good."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from xpuc.errors import RequestError
 from xpuc.runtime.batch import Batch, StepModel
-from xpuc.runtime.blocks import BlockPool, PoolFull
 from xpuc.runtime.candidates import Floats
+from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.logprobs import TokenLogprob, token_logprob
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Request, Sequence
@@ -30,36 +30,39 @@ class Score:
 
 
 @contextmanager
-def borrowed(pool: BlockPool, block_tokens: int, ids: Many[int]) -> Iterator[Sequence]:
-    """A sequence that no scheduler knows, with blocks for all of `ids` until the block ends."""
+def borrowed(kv: KvBlocks, ids: Many[int]) -> Iterator[Sequence]:
+    """A sequence that no scheduler knows, with blocks for `ids` until the block ends."""
     sequence = Sequence(Request(-1, tuple(ids)))
-    try:
-        sequence.blocks = pool.allocate(-(-len(ids) // block_tokens))
-    except PoolFull as error:
+    if not kv.borrow(sequence, len(ids)):
         raise RequestError(
-            f"{len(ids)} tokens need more K/V than is free: {error}",
+            f"{len(ids)} tokens need more K/V than there is: {kv.n_free} blocks are free",
             "wait for running requests, or score a shorter text",
-        ) from None
+        )
     try:
         yield sequence
     finally:
-        pool.free(sequence.blocks)
+        kv.release(sequence)
 
 
 def teacher_forced(
-    model: StepModel, batch: Batch, sequence: Sequence, chunk: int | None = None
+    model: StepModel, batch: Batch, kv: KvBlocks, sequence: Sequence, chunk: int | None = None
 ) -> Iterator[tuple[int, Floats]]:
-    """(position, logits (n_vocab,) of what follows it) for each token of `sequence`.
+    """(position, logits (n_vocab,) of what follows it) for each token of a borrowed `sequence`.
 
     `chunk`: rows per call, at most the model's. A row holds until the next one is asked for.
     """
     most = min(model.max_chunk, model.max_out_rows)
-    rows = min(chunk or most, most)
+    n_rows = min(chunk or most, most)
     n = len(sequence.tokens)
-    for start in range(0, n, rows):
-        span = Span(sequence, start, min(rows, n - start))
+    for start in range(0, n, n_rows):
+        span = Span(sequence, start, min(n_rows, n - start))
         batch.fill([span], every_row=True)
-        for offset, logits in enumerate(model.run(batch, greedy=False)):
+        rows = model.run(batch, greedy=False)
+        # At once: what is given back here is what the next rows take.
+        kv.slide(sequence, start + span.count)
+        is_enough = kv.grow(sequence, n, [])
+        assert is_enough, "a sequence alone with its blocks lacks some"
+        for offset, logits in enumerate(rows):
             yield start + offset, logits
 
 

@@ -43,15 +43,17 @@ class Sequence:
     """One request on its way.
 
     tokens      prompt, then what was generated
-    n_computed  how many of them have their K/V in the pool
-    blocks      the pool's blocks that hold it, in order of position
-    epoch       counts how often `blocks` was replaced rather than appended to, so that a batch
-                knows when a block table row it wrote before still holds
+    n_computed  how many of them have their K/V in the pools
+    blocks      for each group of layers its pool's blocks that hold it, in order of position; -1
+                where no later row sees any of it, see kv_blocks.py
+    epoch       counts how often a block was replaced by another, so that a batch knows when a row
+                of a block table that it wrote before still holds
 
     The scheduler's own:
 
     rank          place among its likes, see policies.py
     links         the chain over its full blocks, as far as it was needed
+    n_room        tokens that it has blocks for in every group
     n_found       leading blocks that were found or shared rather than computed by this sequence
     n_published   leading blocks that others can find
     may_share     whether the block it writes next may be another's as well
@@ -62,12 +64,13 @@ class Sequence:
     request: Request
     tokens: list[int] = field(init=False)
     n_computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
     epoch: int = 0
     state: State = State.NEW
     finish_reason: FinishReason | None = None
     rank: tuple[int, int] = (0, 0)
     links: list[Link] = field(default_factory=list)
+    n_room: int = 0
     n_found: int = 0
     n_published: int = 0
     may_share: bool = False

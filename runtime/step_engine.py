@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from xpuc.runtime.batch import Batch, StepModel
@@ -18,6 +19,7 @@ from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import BUDGET_MS, ChunkPolicy
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
 from xpuc.runtime.intake import Intake
+from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.phases import JsonLines
 from xpuc.runtime.policies import PolicyName
 from xpuc.runtime.prefix_store import PrefixStore
@@ -70,17 +72,24 @@ class StepEngine:
         self.prompts = PromptReader(tokenizer, n_vocab=model.n_vocab, chat_template=chat_template)
         self.store = store
         self.step_log = step_log
-        on_evict = None if store is None else store.save
-        self.pool = BlockPool(model.n_blocks, model.block_tokens, seed=identity, on_evict=on_evict)
+        pools = [
+            BlockPool(
+                n_blocks,
+                model.block_tokens,
+                seed=identity,
+                on_evict=None if store is None else partial(store.save, group),
+            )
+            for group, n_blocks in enumerate(model.n_blocks)
+        ]
+        self.kv = KvBlocks(pools, model.windows, max_chunk=model.max_chunk, store=store)
         self.scheduler = Scheduler(
-            self.pool,
+            self.kv,
             max_batch=model.max_batch,
             max_chunk=model.max_chunk,
             max_context=model.max_context,
             queue_bound=queue_bound,
             policy=policy,
             chunks=ChunkPolicy(model.max_chunk, budget_ms=chunk_budget_ms),
-            store=store,
             on_step=step_log,
         )
         self._batch = Batch(model)
@@ -111,7 +120,8 @@ class StepEngine:
             self.cancel(generation.request)
         self._end_cancelled()
         if self.store is not None:
-            self.store.save_all(self.pool.cached())
+            for group, each in enumerate(self.kv.groups):
+                self.store.save_all(group, each.pool.cached())
             self.store.close()
         if self.step_log is not None:
             self.step_log.close()
@@ -200,8 +210,8 @@ class StepEngine:
             each.begin_step()
         start = time.perf_counter_ns()
         try:
-            for source, destination in plan.copies:
-                self.model.copy_block(source, destination)
+            for copy in plan.copies:
+                self.model.copy_block(*copy)
             self._batch.fill(spans)
             rows = self.model.run(self._batch, greedy=greedy)
         except Exception as error:

@@ -58,7 +58,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 async def n_used(engine: AsyncEngine) -> int:
     """Blocks in use once all commands so far have had their step."""
     await engine.call(lambda _: None)
-    return await engine.call(lambda inner: inner.pool.n_used)
+    return await engine.call(lambda inner: inner.kv.n_used)
 
 
 async def started(count: Callable[[], int], n: int) -> None:

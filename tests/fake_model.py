@@ -23,7 +23,8 @@ class FakeModel:
     def __init__(self, **sizes: Any) -> None:
         self.n_vocab: int = sizes.pop("n_vocab", 97)
         self.block_tokens: int = sizes.pop("block_tokens", 4)
-        self.n_blocks: int = sizes.pop("n_blocks", 64)
+        self.windows = (0,)
+        self.n_blocks: tuple[int, ...] = (sizes.pop("n_blocks", 64),)
         self.max_context: int = sizes.pop("max_context", 96)
         self.max_chunk: int = sizes.pop("max_chunk", 16)
         self.max_batch: int = sizes.pop("max_batch", 4)
@@ -32,12 +33,11 @@ class FakeModel:
         self.tile_rows: int = sizes.pop("tile_rows", 4)
         self.segment_tokens: int = sizes.pop("segment_tokens", 8)
         assert not sizes, sizes
-        n_slots = self.n_blocks * self.block_tokens
+        n_slots = self.n_blocks[0] * self.block_tokens
         self._token = np.full(n_slots, _STRANGER, np.int64)
         self._position = np.full(n_slots, _STRANGER, np.int64)
-        self.kv = FakeKv(
-            [each.reshape(self.n_blocks, -1) for each in (self._token, self._position)]
-        )
+        arrays = [each.reshape(self.n_blocks[0], -1) for each in (self._token, self._position)]
+        self.kv = (FakeKv(arrays),)
         # The same for every size, so that engines of different sizes run the same model.
         weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
         self._weights = weights.astype(np.uint64)
@@ -67,7 +67,7 @@ class FakeModel:
     def loop(self, name: str, elements: int) -> Callable[[], object]:
         return lambda: time.sleep(0.0001)
 
-    def copy_block(self, source: int, destination: int) -> None:
+    def copy_block(self, group: int, source: int, destination: int) -> None:
         assert source != destination
         size = self.block_tokens
         first = int(self._position[source * size])

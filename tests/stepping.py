@@ -37,7 +37,7 @@ class Stepper:
             else np.full((len(text), model.n_vocab), np.nan, np.float32)
             for text in texts
         ]
-        self._share_out(BlockPool(model.n_blocks, model.block_tokens))
+        self._share_out([BlockPool(n, model.block_tokens) for n in model.n_blocks])
 
     def step(self, counts: Mapping[int, int]) -> str:
         """One call that reads the next `counts[i]` tokens of each text i; what kind it was."""
@@ -61,13 +61,16 @@ class Stepper:
         """The texts that are not read to their end."""
         return (i for i, text in enumerate(self.texts) if self.done[i] < len(text))
 
-    def _share_out(self, pool: BlockPool) -> None:
+    def _share_out(self, pools: Sequence[BlockPool]) -> None:
         """A block to each in turn, so that no sequence has its own in a row."""
         size = self.model.block_tokens
+        for sequence in self.sequences:
+            sequence.blocks = [[] for _ in pools]
         for first in range(0, max(map(len, self.texts)), size):
             for text, sequence in zip(self.texts, self.sequences, strict=True):
                 if first < len(text):
-                    sequence.blocks += pool.allocate(1)
+                    for blocks, pool in zip(sequence.blocks, pools, strict=True):
+                        blocks += pool.allocate(1)
 
 
 def row_by_row(model: Any, ids: Ids, *, greedy: bool = False) -> NDArray[Any]:

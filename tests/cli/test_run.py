@@ -195,7 +195,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_was_printed(artifact, engine, mon
     assert done.out == engine.tokenizer.decode(whole["ids"][:3]) + "\n"
     assert "; answer 3 tokens, " in done.err
     assert done.err.endswith("; cancelled\n")
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
     assert signal.getsignal(signal.SIGINT) is handler
 
 

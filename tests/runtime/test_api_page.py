@@ -47,4 +47,4 @@ def test_every_example_runs(
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
         assert capsys.readouterr().out.strip() or "print" not in block, block
-    assert names["engine"].pool.n_used == 0
+    assert names["engine"].kv.n_used == 0

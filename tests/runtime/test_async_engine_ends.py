@@ -72,7 +72,7 @@ def test_any_mix_of_cancels_leaves_the_others_alone() -> None:
             await asyncio.gather(*(give_up(task, after) for task, after in some))
             got = await asyncio.gather(*tasks, return_exceptions=True)
             assert await n_used(engine) == 0
-            await engine.call(lambda inner: inner.pool.check())
+            await engine.call(lambda inner: inner.kv.check())
             assert not await engine.call(lambda inner: inner.has_work)
             assert not engine._thread._jobs
         expected = [engine_of().generate(prompt, **options).ids for prompt, _ in asked]
@@ -226,7 +226,7 @@ def test_closing_ends_what_runs() -> None:
                 await task
         await engine.close()
         assert made[0].is_closed
-        assert made[0].pool.n_used == 0
+        assert made[0].kv.n_used == 0
         assert not made[0].has_work
         assert len(made[0].threads) == 1
         assert threading.get_ident() not in made[0].threads

@@ -19,7 +19,7 @@ INDEX = ("tokens", "positions", "slots", "tiles", "work", "block_table", "out_ro
 
 def sequence_of(tokens: list[int], blocks: list[int], n_computed: int = 0) -> Sequence:
     sequence = Sequence(Request(0, tuple(tokens)))
-    sequence.blocks, sequence.n_computed = blocks, n_computed
+    sequence.blocks, sequence.n_computed = [blocks], n_computed
     return sequence
 
 
@@ -93,7 +93,7 @@ def test_blocks_that_replace_others_are_written_again() -> None:
     batch = Batch(FakeModel(block_tokens=4))
     sequence = sequence_of(list(range(9)), [5, 6, 7])
     batch.fill([Span(sequence, 8, 1)])
-    sequence.blocks = [1, 2, 3]  # preempted and admitted again
+    sequence.blocks = [[1, 2, 3]]  # preempted and admitted again
     sequence.epoch += 1
     batch.fill([Span(sequence, 8, 1)])
     assert batch.block_table[0, :3].tolist() == [1, 2, 3]

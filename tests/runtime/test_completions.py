@@ -48,8 +48,8 @@ def run(engine: Engine, n_steps: int | None = None) -> list[Event]:
 def check_nothing_is_left(engine: Engine) -> None:
     assert not engine.has_work
     assert not engine.scheduler.has_work
-    assert engine.pool.n_used == 0
-    engine.pool.check()
+    assert engine.kv.n_used == 0
+    engine.kv.check()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_prompt_is_computed_once_and_its_last_block_copied() -> None:
     engine, model = engine_of()
     engine.generate(PROMPT, n=4, temperature=0, max_tokens=6)
     assert [rows for _, rows, _ in model.calls] == [16, 1, *[4] * 5]
-    assert engine.pool.counters.copies == 3
+    assert engine.kv.groups[0].pool.counters.copies == 3
 
 
 def test_greedy_answers_are_equal() -> None:

@@ -30,8 +30,8 @@ def run_all(engine: Engine, options: list[dict[str, Any]]) -> list[Result]:
         for event in engine.step():
             if event.result is not None:
                 results[event.request.id] = event.result
-    assert engine.pool.n_used == 0
-    engine.pool.check()
+    assert engine.kv.n_used == 0
+    engine.kv.check()
     return [results[request.id] for request in requests]
 
 
@@ -114,7 +114,7 @@ def test_any_mix_on_any_engine_gives_the_same_tokens(
             if event.result is not None and event.request.id in expected:
                 assert event.result.ids == expected.pop(event.request.id)
     assert not expected
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
 
 
 def test_only_steps_that_need_logits_ask_for_them() -> None:
@@ -164,9 +164,9 @@ def test_closing_a_stream_frees_its_blocks() -> None:
     engine = engine_of()
     stream = engine.stream([3, 4], temperature=0)
     next(stream)
-    assert engine.pool.n_used == 1
+    assert engine.kv.n_used == 1
     stream.close()  # type: ignore[attr-defined]
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
     assert not engine.has_work
     assert engine.step() == []
 
@@ -207,7 +207,7 @@ def test_an_interrupted_call_leaves_nothing_behind() -> None:
     model.run = run  # type: ignore[method-assign]
     assert not engine.has_work
     assert not engine.scheduler.has_work
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
     ids = engine.generate([1], temperature=0, max_tokens=3).ids
     assert ids == alone([1], temperature=0, max_tokens=3).ids
     assert not engine.step()
@@ -271,6 +271,6 @@ def test_warming_up_leaves_nothing_behind() -> None:
     assert isinstance(engine.model, FakeModel)
     engine.warm_up(12)
     assert engine.model.calls == [("decode", 1, True), ("prefill", 12, True), ("decode", 1, True)]
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
     ids = engine.generate([1, 2, 3], temperature=0, max_tokens=9).ids
     assert ids == alone([1, 2, 3], temperature=0, max_tokens=9).ids

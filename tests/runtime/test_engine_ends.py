@@ -113,7 +113,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert results[0].error == "the step failed: kernel launch failed"
     assert [len(each.ids) for each in results] == [3, 3, 8]
     assert results[2].ids == alone([3], temperature=0, max_tokens=8).ids
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -114,10 +114,10 @@ def test_every_answer_is_that_of_a_request_alone(
             model.fails_at = {fault}
             store = None
             if n_places:
-                n_bytes = n_places * place_bytes(model.kv.block_bytes)
+                n_bytes = n_places * place_bytes(model.kv[0].block_bytes)
                 store = open_store(Path(folder), model.kv, b"a model", n_bytes)
             with Engine(model, store=store, identity=b"a model", policy=policy) as engine:
                 check(mix, serve(engine, mix), fault)
-                assert engine.pool.n_used == 0
+                assert engine.kv.n_used == 0
                 assert not engine.scheduler.has_work
-                engine.pool.check()
+                engine.kv.check()

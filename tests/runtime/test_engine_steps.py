@@ -40,7 +40,7 @@ def test_a_warm_up_is_the_first_that_is_known_of_the_cost(n_rows: int) -> None:
     assert cost.n_steps == 1 + (n > 1)
     assert cost.largest_seen() == (1 << n.bit_length() - 1 if n > 1 else 0)
     assert cost.predict(Work(1, 0, n)) > 0
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
 
 
 def test_the_budget_is_the_schedulers() -> None:
@@ -70,7 +70,7 @@ def test_requests_share_k_v_with_their_own_salt_only() -> None:
         engine.add_request([*range(20)], salt=salt, n=2, temperature=0, max_tokens=2)
         while engine.has_work:
             engine.step()
-        hits.append(engine.pool.counters.hit_tokens)
+        hits.append(engine.kv.counters.hit_tokens)
     assert hits == [0, 0, 0, 16]
 
 

@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 
 from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import BUDGET_MS
+from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.phases import StepRecord
 from xpuc.runtime.plan import Plan
 from xpuc.runtime.scheduler import Scheduler
@@ -30,8 +31,9 @@ class Load:
         self.now = 0
         self.records: list[StepRecord] = []
         self.scheduler = Scheduler(
-            BlockPool(N_BLOCKS, SIZE), max_batch=16, max_chunk=128, max_context=MAX_CONTEXT,
-            queue_bound=64, policy=policy, clock=lambda: self.now, on_step=self.records.append,
+            KvBlocks([BlockPool(N_BLOCKS, SIZE)]), max_batch=16, max_chunk=128,
+            max_context=MAX_CONTEXT, queue_bound=64, policy=policy,
+            clock=lambda: self.now, on_step=self.records.append,
         )  # fmt: skip
         self.engine = FakeEngine(self.scheduler)
         self.random = random.Random(policy)
@@ -101,21 +103,22 @@ def test_a_thousand_requests_on_a_pool_far_too_small(policy: str) -> None:
                 del load.due[sequence]
             else:
                 assert policy != "fcfs" or load.n_steps <= due, "a request waits too long"
-    pool, sums = load.scheduler.pool, load.scheduler.counters.sums
-    pool.check()
-    assert pool.n_used == 0
+    kv, sums = load.scheduler.kv, load.scheduler.counters.sums
+    kv.check()
+    assert kv.n_used == 0
     assert not load.scheduler.has_work
     assert {each.finish_reason for each in load.ended} == {"length", "cancelled"}
     for name in ("n_preempted", "n_resumed", "n_admitted"):
         assert sums[name] > 50, f"{name}: the load is too light to show anything"
-    assert pool.counters.evictions > 100
-    assert pool.counters.hit_tokens > 0.2 * pool.counters.query_tokens
+    assert kv.groups[0].pool.counters.evictions > 100
+    assert kv.counters.hit_tokens > 0.2 * kv.counters.query_tokens
     paused = [each.total_ns for each in load.records[100:] if each.decode_tokens]
     assert max(paused) <= 2 * BUDGET_MS * 1e6
 
 
 def test_a_step_of_64_sequences_is_planned_in_200_us() -> None:
-    scheduler = Scheduler(BlockPool(64 * 40, 16), max_batch=64, max_chunk=512, max_context=4096)
+    kv = KvBlocks([BlockPool(64 * 40, 16)])
+    scheduler = Scheduler(kv, max_batch=64, max_chunk=512, max_context=4096)
     sequences = [Sequence(Request(n, tuple(range(n, n + 400)))) for n in range(64)]
     for each in sequences:
         scheduler.add(each)

@@ -112,8 +112,8 @@ def test_a_path_relative_to_the_working_folder(artifact, monkeypatch):
 @pytest.mark.slow
 def test_the_pool_is_what_the_statement_says(artifact):
     loaded = model.load_model(artifact, n_sequences=3, ctx=40)
-    pools = loaded.kv.arrays
-    assert loaded.n_blocks == 9
+    pools = loaded.kv[0].arrays
+    assert loaded.n_blocks == (9,)
     assert [pool.shape[0] for pool in pools] == [9] * len(pools)
     assert sum(pool.nbytes for pool in pools) == loaded.memory.kv_pool
     assert {pool.ctypes.data % 64 for pool in pools} == {0}
@@ -127,7 +127,7 @@ def test_less_memory_than_the_sequences_want(artifact, monkeypatch):
     block = fixed.kv_pool // fixed.n_blocks
     besides = fixed.total - fixed.kv_pool + memory.RESERVE_BYTES
     monkeypatch.setattr(memory, "free_bytes", lambda: besides + 5 * block)
-    assert load(artifact, n_sequences=2).model.n_blocks == 5  # of 8
+    assert load(artifact, n_sequences=2).model.n_blocks == (5,)  # of 8
     assert len(answer(load(artifact, n_sequences=2))) == 6
     monkeypatch.setattr(memory, "free_bytes", lambda: besides + 3 * block)
     with pytest.raises(ArtifactError, match="K/V for one sequence of 64 tokens"):

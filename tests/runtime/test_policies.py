@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, kv_of
 
 from xpuc.errors import RequestError
-from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.policies import LPM_PATIENCE
 from xpuc.runtime.scheduler import Plan, Scheduler
 from xpuc.runtime.sequence import Request, Sequence, State
@@ -27,7 +26,8 @@ step 9: C+1 (C done)                 free blocks 6, waiting []"""
 
 def scheduler_of(n_blocks: int, policy: Any, **other: Any) -> Scheduler:
     sizes = {"max_batch": 4, "max_chunk": 16, "max_context": 64}
-    return Scheduler(BlockPool(n_blocks, 4), policy=policy, **(sizes | other))
+    reuse = other.pop("reuse", True)
+    return Scheduler(kv_of(n_blocks, reuse=reuse), policy=policy, **(sizes | other))
 
 
 def test_the_seeds_nine_lines() -> None:
@@ -58,7 +58,7 @@ def test_the_seeds_nine_lines() -> None:
         scheduler.end_step(plan)
         queue = [*scheduler.preempted, *scheduler.waiting]
         lines.append(
-            f"step {len(lines) + 1}: {' '.join(words):<28} free blocks {scheduler.pool.n_free}, "
+            f"step {len(lines) + 1}: {' '.join(words):<28} free blocks {scheduler.kv.n_free}, "
             f"waiting [{', '.join(names[each.request.id] for each in queue)}]"
         )
     assert lines == VLLM_STEPS.splitlines()
@@ -95,10 +95,10 @@ def test_vllm_goes_on_after_blocks_of_the_store() -> None:
     for _ in range(4):
         run(scheduler)
     scheduler.finish(first, "stop")
-    scheduler.pool.free(scheduler.pool.allocate(4))
+    pool = scheduler.kv.groups[0].pool
+    pool.free(pool.allocate(4))
     scheduler.add(again)
-    assert run(scheduler).spans == [], "the rows of the step were for blocks that came whole"
-    assert [(span.start, span.count) for span in run(scheduler).spans] == [(4, 4)]
+    assert [(span.start, span.count) for span in run(scheduler).spans] == [(12, 1)]
 
 
 def run(scheduler: Scheduler) -> Plan:

@@ -35,7 +35,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert rows_of(model) == 32
     assert engine.generate([*PREFIX, 4, 5], **GREEDY).ids == alone([*PREFIX, 4, 5])
     assert rows_of(model) == 4, "28 of 32 tokens are in full blocks of the first"
-    counters = engine.pool.counters
+    counters = engine.kv.counters
     assert (counters.queries, counters.query_tokens, counters.hit_tokens) == (2, 64, 28)
 
 
@@ -78,4 +78,4 @@ def test_scoring_neither_finds_nor_leaves_a_prefix() -> None:
     rows_of(model)
     engine.generate([*PREFIX, 1], **GREEDY)
     assert rows_of(model) == 31
-    engine.pool.check()
+    engine.kv.check()

@@ -25,13 +25,15 @@ def engine_on(
     path: Path, *, identity: bytes = b"a model", places: int = 1000, **sizes: Any
 ) -> tuple[Engine, FakeModel]:
     model = FakeModel(**sizes)
-    store = open_store(path, model.kv, identity, places * place_bytes(model.kv.block_bytes))
+    n_bytes = places * place_bytes(model.kv[0].block_bytes)
+    store = open_store(path, model.kv, identity, n_bytes)
     return Engine(model, store=store, identity=identity), model
 
 
 def store_of(engine: Engine) -> BlockStore:
     assert engine.store is not None
-    return engine.store.blocks
+    (store,) = engine.store.stores
+    return store
 
 
 def answer(engine: Engine, prompt: list[int]) -> int:
@@ -52,9 +54,9 @@ def test_a_restart_finds_what_was_cached(tmp_path: Path) -> None:
         assert store_of(engine).stats().entries == 0, "nothing left memory yet"
     engine, _ = engine_on(tmp_path)
     assert answer(engine, prompt) == 4
-    assert (engine.pool.counters.hit_tokens, engine.pool.counters.store_tokens) == (0, 28)
+    assert (engine.kv.counters.hit_tokens, engine.kv.counters.store_tokens) == (0, 28)
     assert answer(engine, [*PREFIX, 3]) == 3, "from the pool now"
-    assert engine.pool.counters.hit_tokens == 28
+    assert engine.kv.counters.hit_tokens == 28
     engine.close()
 
 
@@ -73,9 +75,9 @@ def test_what_is_evicted_comes_back(tmp_path: Path) -> None:
     with engine_on(tmp_path, n_blocks=12)[0] as engine:
         assert answer(engine, [*PREFIX, 1, 2]) == 32
         assert answer(engine, [9] * 40) == 40
-        assert engine.pool.counters.evictions > 8
+        assert engine.kv.groups[0].pool.counters.evictions > 8
         assert answer(engine, [*PREFIX, 1, 2]) == 4
-        assert engine.pool.counters.store_tokens == 28
+        assert engine.kv.counters.store_tokens == 28
 
 
 def test_a_preempted_request_takes_its_k_v_back(tmp_path: Path) -> None:
@@ -85,8 +87,8 @@ def test_a_preempted_request_takes_its_k_v_back(tmp_path: Path) -> None:
     results = engine.generate(prompts, **options)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.ids == Engine(FakeModel()).generate(prompt, **options).ids
-    assert engine.pool.counters.store_tokens > 0
-    engine.pool.check()
+    assert engine.kv.counters.store_tokens > 0
+    engine.kv.check()
     engine.close()
 
 
@@ -95,7 +97,7 @@ def test_only_what_is_not_stored_is_written_at_the_end(tmp_path: Path) -> None:
     engine, model = engine_on(tmp_path)
     answer(engine, prompt)
     engine.close()
-    assert file_of(tmp_path, "extents").stat().st_size == 9 * place_bytes(model.kv.block_bytes)
+    assert file_of(tmp_path, "extents").stat().st_size == 9 * place_bytes(model.kv[0].block_bytes)
     engine, _ = engine_on(tmp_path)
     answer(engine, prompt)
     store = store_of(engine)
@@ -112,8 +114,8 @@ def test_a_prefix_loses_its_end_first(tmp_path: Path) -> None:
     engine, model = engine_on(tmp_path, places=5)
     assert answer(engine, [*PREFIX[:16], 1]) == 1, "a use of four blocks"
     for key in (b"a stranger's one", b"a stranger's two"):
-        store_of(engine).put(key, model.kv.buffers(0))
-    links = engine.pool.chain([*PREFIX, 1])
+        store_of(engine).put(key, model.kv[0].buffers(0))
+    links = engine.kv.groups[0].pool.chain([*PREFIX, 1])
     assert store_of(engine).longest([link.digest for link in links]) == 3
     engine.close()
 
@@ -123,7 +125,7 @@ def test_another_identity_finds_nothing(tmp_path: Path) -> None:
         answer(engine, PREFIX)
     with engine_on(tmp_path, identity=b"another")[0] as engine:
         assert answer(engine, PREFIX) == 30
-        assert engine.pool.counters.store_tokens == 0
+        assert engine.kv.counters.store_tokens == 0
 
 
 @pytest.mark.parametrize("place", [0, 4])
@@ -161,7 +163,7 @@ def test_no_error_of_the_store_fails_a_request(
     close()
     assert len(asked) == 1, "it is not asked again"
     assert "the store has a fault" in caplog.text
-    engine.pool.check()
+    engine.kv.check()
 
 
 def test_a_full_disk_is_a_miss_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +190,7 @@ def test_closing_ends_what_runs_and_may_be_repeated(tmp_path: Path) -> None:
     ends = [event for event in engine.step() if event.result is not None]
     assert {event.chunk.finish_reason for event in ends} == {"cancelled"}
     assert [event.request for event in ends].count(waiting) == 1
-    assert (len(ends), engine.pool.n_used) == (3, 0)
+    assert (len(ends), engine.kv.n_used) == (3, 0)
     with engine_on(tmp_path)[0] as engine:
         assert answer(engine, PREFIX) == 2, "what ran was cached"
 
@@ -210,9 +212,9 @@ def test_what_was_not_read_whole_is_not_counted(tmp_path: Path) -> None:
     with engine_on(tmp_path)[0] as engine:
         answer(engine, [*PREFIX, 1, 2])
     engine, model = engine_on(tmp_path)
-    links = engine.pool.chain([*PREFIX, 1, 2])
+    links = engine.kv.groups[0].pool.chain([*PREFIX, 1, 2])
     store = store_of(engine)
     get = store.get
     store.get = lambda key, into: key != links[3].digest and get(key, into)  # type: ignore[method-assign]
-    assert PrefixStore(store, model.kv).fill(list(range(7)), links) == 3
+    assert PrefixStore([store], model.kv).fill(0, list(range(7)), links) == 3
     engine.close()

@@ -43,7 +43,7 @@ def ask(engine: Engine, bits: Bits, seed: int, n: int = 1) -> Bits:
     bits.clear()
     result = engine.generate(PROMPT, seed=seed, n=n, **OPTIONS)
     assert [len(each.ids) for each in (result, *result.others)] == [12] * n
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
     return dict(bits)
 
 
@@ -52,30 +52,30 @@ def test_alone_forked_from_the_pool_and_from_the_store(
     artifact: Path, bits: Bits, tmp_path: Path
 ) -> None:
     engine = load(artifact)
-    engine.scheduler.reuse = False
+    engine.kv.reuse = False
     alone: Bits = {}
     for seed in SEEDS:
         alone |= ask(engine, bits, seed)
-    assert engine.pool.counters.hit_tokens == 0
+    assert engine.kv.counters.hit_tokens == 0
     assert len({rows[0] for rows in alone.values()}) == 1, "the first token's are of the prompt"
     assert len({rows[-1] for rows in alone.values()}) == len(SEEDS)
 
     log = tmp_path / "steps.jsonl"
     with load(artifact, store=tmp_path / "store", step_log=log) as engine:
         assert ask(engine, bits, SEEDS[0], n=len(SEEDS)) == alone, "forked; one waits for room"
-        assert engine.pool.counters.copies > 0
+        assert engine.kv.groups[0].pool.counters.copies > 0
         for seed in SEEDS:
-            hits = engine.pool.counters.hit_tokens
+            hits = engine.kv.counters.hit_tokens
             assert ask(engine, bits, seed) == {seed: alone[seed]}, "its prefix from the pool"
-            assert engine.pool.counters.hit_tokens == hits + 32
+            assert engine.kv.counters.hit_tokens == hits + 32
     assert sum(json.loads(line)["n_copies"] for line in log.read_text().splitlines()) > 0
 
     with load(artifact, store=tmp_path / "store", warm_rows=16) as engine:
         assert ask(engine, bits, SEEDS[0], n=len(SEEDS)) == alone, "from the store after a restart"
-        assert engine.pool.counters.store_tokens >= 32
+        assert engine.kv.counters.store_tokens >= 32
     with load(artifact, store=tmp_path / "store") as engine:
         assert ask(engine, bits, SEEDS[1]) == {SEEDS[1]: alone[SEEDS[1]]}
-        assert (engine.pool.counters.hit_tokens, engine.pool.counters.store_tokens) == (0, 32)
+        assert (engine.kv.counters.hit_tokens, engine.kv.counters.store_tokens) == (0, 32)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_greedy_answers_are_the_same_ids(artifact: Path, tmp_path: Path) -> None
         with load(artifact, store=tmp_path) as engine:
             result = engine.generate(PROMPT, n=3, **options)
             assert [each.ids for each in (result, *result.others)] == [alone] * 3
-    assert engine.pool.counters.store_tokens >= 32
+    assert engine.kv.counters.store_tokens >= 32
 
 
 @pytest.mark.slow

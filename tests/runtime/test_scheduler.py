@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_engine import QUEUE, FakeEngine, carry_out, scheduler_of, sequence_of
+from fake_engine import QUEUE, FakeEngine, carry_out, kv_of, scheduler_of, sequence_of
 
 from xpuc.errors import RequestError
-from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import ChunkPolicy
 from xpuc.runtime.phases import StepRecord
 from xpuc.runtime.scheduler import Plan, Scheduler, Span
@@ -50,7 +49,7 @@ def test_a_step_that_preempts_admits_nobody_and_the_next_no_newcomer() -> None:
     scheduler.add(newcomer)
     assert scheduler.plan().spans == [Span(older, 8, 1)]
     assert states_of(older, younger, newcomer) == [State.RUNNING, State.PREEMPTED, State.WAITING]
-    assert (younger.n_computed, younger.blocks, scheduler.pool.n_free) == (0, [], 2)
+    assert (younger.n_computed, younger.blocks, scheduler.kv.n_free) == (0, [], 2)
     assert (older.epoch, younger.epoch) == (0, 1), "a batch would trust the blocks it wrote before"
     # The newcomer's 2 blocks are free, but the preempted one comes first, and wants 4.
     assert scheduler.plan().spans == [Span(older, 8, 1)]
@@ -96,7 +95,7 @@ def test_the_queue_is_bounded() -> None:
     with pytest.raises(RequestError, match="server busy, please try again") as refused:
         scheduler.add(sequence_of(QUEUE, 2))
     assert refused.value.hint == f"{QUEUE} requests are waiting already; try again later"
-    assert Scheduler(BlockPool(1, 1), max_batch=1, max_chunk=1, max_context=1).queue_bound == 512
+    assert Scheduler(kv_of(1), max_batch=1, max_chunk=1, max_context=1).queue_bound == 512
 
 
 def run_until_decoding(scheduler: Scheduler, sequence: Sequence) -> None:
@@ -115,7 +114,7 @@ def test_a_finished_request_leaves_its_prefix(reason: Any) -> None:
     scheduler.finish(first, reason)
     scheduler.add(second)
     assert scheduler.plan().spans == [Span(second, 12, 1)]
-    counters = scheduler.pool.counters
+    counters = scheduler.kv.counters
     assert (counters.queries, counters.query_tokens, counters.hit_tokens) == (2, 26, 12)
 
 
@@ -138,8 +137,8 @@ def test_running_sequences_share_a_prefix_and_its_blocks_count_once() -> None:
     run_until_decoding(scheduler, first)
     scheduler.add(second)  # 3 blocks and one to spare; 2 are free, and 2 are the first one's
     assert [span.sequence for span in scheduler.plan().spans] == [first, second]
-    assert second.blocks[:2] == first.blocks[:2]
-    assert scheduler.pool.n_used == 4
+    assert second.blocks[0][:2] == first.blocks[0][:2]
+    assert scheduler.kv.n_used == 4
 
 
 def test_freed_blocks_admit_in_the_same_step() -> None:
@@ -164,17 +163,20 @@ def test_forks_share_all_blocks_until_they_write() -> None:
         assert each.n_computed == 6
         each.tokens.append(token)
     scheduler.end_step(plan)
-    assert scheduler.pool.n_used == 2
+    assert scheduler.kv.n_used == 2
     plan = scheduler.plan()
     assert [span.start for span in plan.spans] == [6, 6, 6]
-    shared = parent.blocks[0]
-    assert [each.blocks[0] for each in children] == [shared, shared]
-    assert len({each.blocks[1] for each in (parent, *children)}) == 3
+    shared = parent.blocks[0][0]
+    assert [each.blocks[0][0] for each in children] == [shared, shared]
+    assert len({each.blocks[0][1] for each in (parent, *children)}) == 3
     # The first two to write get copies, the last one keeps the block.
-    kept = children[1].blocks[1]
-    assert plan.copies == [(kept, parent.blocks[1]), (kept, children[0].blocks[1])]
+    kept = children[1].blocks[0][1]
+    assert plan.copies == [
+        (0, kept, parent.blocks[0][1]),
+        (0, kept, children[0].blocks[0][1]),
+    ]
     assert [each.epoch for each in (parent, *children)] == [1, 1, 0]
-    assert plan.record.n_copies == scheduler.pool.counters.copies == 2
+    assert plan.record.n_copies == scheduler.kv.groups[0].pool.counters.copies == 2
     scheduler.complete(plan)
     assert scheduler.plan().copies == []
 
@@ -187,7 +189,7 @@ def test_a_fork_that_fails_leaves_its_parents_prefix() -> None:
     child = Sequence(Request(1, parent.request.prompt_ids))
     scheduler.fork(parent, child)
     scheduler.finish(child, "error")
-    assert scheduler.pool.match(parent.links) == parent.blocks[:1]
+    assert scheduler.kv.groups[0].pool.match(parent.links) == parent.blocks[0][:1]
 
 
 def test_a_fork_that_may_not_run_waits_its_turn_and_finds_the_prefix() -> None:
@@ -212,13 +214,13 @@ def test_evicted_blocks_come_back_from_the_store() -> None:
         scheduler.add(each)
         run_until_decoding(scheduler, each)
         scheduler.finish(each, "stop")
-    assert len(engine.stored) == 3
+    assert len(engine.stored[0]) == 3
     again = sequence_of(2, 13, first=0)
     scheduler.add(again)
     assert scheduler.plan().spans == [Span(again, 12, 1)]
-    counters = scheduler.pool.counters
+    counters = scheduler.kv.counters
     assert (counters.hit_tokens, counters.store_tokens) == (0, 12)
-    assert scheduler.pool.match(first.links) == again.blocks[:3], "others find them too"
+    assert scheduler.kv.groups[0].pool.match(first.links) == again.blocks[0][:3]
 
 
 def test_what_the_store_lacks_is_computed() -> None:
@@ -228,8 +230,9 @@ def test_what_the_store_lacks_is_computed() -> None:
     scheduler.add(first)
     run_until_decoding(scheduler, first)
     scheduler.finish(first, "stop")
-    scheduler.pool.free(scheduler.pool.allocate(6))
-    del engine.stored[first.links[1].digest]
+    pool = scheduler.kv.groups[0].pool
+    pool.free(pool.allocate(6))
+    del engine.stored[0][first.links[1].digest]
     scheduler.add(again)
     assert scheduler.plan().spans == [Span(again, 4, 9)]
 

@@ -31,6 +31,29 @@ from xpuc.errors import RequestError
 from xpuc.runtime.plan import Span
 from xpuc.runtime.sequence import Request, Sequence, State
 
+# Windows and blocks of each group: a row sees tokens of one to four blocks, or all of them.
+GROUPS = (
+    ((0,), (10,)),
+    ((0, 6), (10, 5)),
+    ((0, 1), (10, 3)),
+    ((0, 9, 4), (10, 12, 4)),
+    ((7,), (9,)),
+    ((0, 40), (10, 9)),
+)
+
+
+def held_in(sequence: Sequence, g: int) -> list[int]:
+    return [block for block in sequence.blocks[g] if block >= 0] if sequence.blocks else []
+
+
+def ring(window: int) -> int:
+    """The most blocks that the tokens of a step and those its first row sees can lie in."""
+    n = window - 1 + MAX_CHUNK
+    return max(
+        len({position // BLOCK_TOKENS for position in range(start, start + n)})
+        for start in range(BLOCK_TOKENS)
+    )
+
 
 class Scheduling(RuleBasedStateMachine):
     """Any requests, forks, ends and policies, on a clock of its own that runs with the work."""
@@ -39,11 +62,17 @@ class Scheduling(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "lpm", "vllm"]),
         reuse=st.booleans(),
         has_store=st.booleans(),
+        groups=st.sampled_from(GROUPS),
     )
-    def start(self, policy: str, reuse: bool, has_store: bool) -> None:
+    def start(
+        self, policy: str, reuse: bool, has_store: bool, groups: tuple[tuple[int, ...], ...]
+    ) -> None:
         self.now = 0
         self.policy = policy
-        self.scheduler = scheduler_of(policy=policy, reuse=reuse, clock=lambda: self.now)
+        self.windows, n_blocks = groups
+        self.scheduler = scheduler_of(
+            n_blocks, self.windows, policy=policy, reuse=reuse, clock=lambda: self.now
+        )
         self.engine = FakeEngine(self.scheduler, has_store=has_store)
         self.all: list[Sequence] = []
         self.resumable: list[Sequence] = []  # preempted, in the order they resume
@@ -85,6 +114,12 @@ class Scheduling(RuleBasedStateMachine):
         self.all.append(child)
         if child.state is State.PREEMPTED:
             self.resumable.append(child)
+
+    @precondition(lambda self: any(self.engine.stored))
+    @rule(data=st.data())
+    def damage_the_store(self, data: st.DataObject) -> None:
+        keys = [(g, digest) for g, each in enumerate(self.engine.stored) for digest in each]
+        self.engine.torn.add(data.draw(st.sampled_from(keys)))
 
     @rule(n=st.integers(1, 8))
     def steps(self, n: int) -> None:
@@ -154,20 +189,41 @@ class Scheduling(RuleBasedStateMachine):
             assert is_decode == sorted(is_decode, reverse=True), "a prompt before a decoding row"
         for each in self.scheduler.running:
             has_span = any(span.sequence is each for span in spans)
-            is_filled = each.n_computed == len(each.blocks) * BLOCK_TOKENS  # vLLM's: by the store
-            is_full = sum(rows) == MAX_CHUNK or (is_filled and self.policy == "vllm")
-            assert has_span or is_full, "a sequence waits though there is room"
+            assert has_span or sum(rows) == MAX_CHUNK, "a sequence waits though there is room"
         for span in spans:
             assert span.start == span.sequence.n_computed
-            assert span.start + span.count <= len(span.sequence.blocks) * BLOCK_TOKENS
+            assert span.start + span.count <= span.sequence.n_room
 
     @invariant()
     def blocks_have_as_many_owners_as_hold_them(self) -> None:
-        pool = self.scheduler.pool
-        pool.check()
-        held = [block for each in self.all for block in each.blocks]
-        assert len(set(held)) == pool.n_used
-        assert all(pool.n_owners(block) == held.count(block) for block in held)
+        for g, group in enumerate(self.scheduler.kv.groups):
+            pool = group.pool
+            pool.check()
+            held = [block for each in self.all for block in held_in(each, g)]
+            assert len(set(held)) == pool.n_used == pool.n_blocks - pool.n_free
+            assert all(pool.n_owners(block) == held.count(block) for block in held)
+
+    @invariant()
+    def a_window_is_held_and_no_more_than_a_ring(self) -> None:
+        for each in self.scheduler.running:
+            for g, window in enumerate(self.windows):
+                first = max(0, each.n_computed - window + 1) if window else 0
+                seen = {position // BLOCK_TOKENS for position in range(first, each.n_computed)}
+                assert all(each.blocks[g][place] >= 0 for place in seen), "a row lacks a block"
+                before = each.blocks[g][: first // BLOCK_TOKENS]
+                assert all(block < 0 for block in before), "a block that no row sees is held"
+                assert not window or len(held_in(each, g)) <= ring(window)
+
+    @invariant()
+    def what_is_found_is_what_its_hash_says(self) -> None:
+        texts = {
+            link.digest: self.engine.text(each)[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
+            for each in self.all
+            for place, link in enumerate(each.links)
+        }
+        for g, group in enumerate(self.scheduler.kv.groups):
+            for block, link in group.pool.cached():
+                assert self.engine.pools[g][block] == texts[link.digest]
 
     @invariant()
     def states_and_queues_agree(self) -> None:
@@ -196,8 +252,8 @@ class Scheduling(RuleBasedStateMachine):
                 break
             self._step(None)
         assert all(each.state is State.FINISHED for each in self.all), "a request never ends"
-        assert self.scheduler.pool.n_used == 0
+        assert self.scheduler.kv.n_used == 0
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestScheduling.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

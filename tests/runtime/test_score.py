@@ -23,7 +23,7 @@ def test_logprobs_are_those_of_scoring_the_same_tokens() -> None:
     logprobs = [each.logprob for each in scored.positions[1:]]
     assert scored.nll == pytest.approx(-np.mean(logprobs))  # type: ignore[arg-type]
     assert scored.perplexity == pytest.approx(math.exp(scored.nll))
-    assert engine.pool.n_used == 0
+    assert engine.kv.n_used == 0
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, 8])
@@ -37,7 +37,9 @@ def test_scoring_needs_free_blocks() -> None:
     engine = Engine(FakeModel(n_blocks=8))
     engine.add_request([1] * 12, temperature=0)
     engine.step()
-    with pytest.raises(RequestError, match="24 tokens need more K/V than is free"):
+    with pytest.raises(
+        RequestError, match="24 tokens need more K/V than there is: 5 blocks are free"
+    ):
         engine.score([1] * 24)
     with pytest.raises(RequestError, match="33 tokens; the context holds 1 to 32"):
         engine.score([1] * 33)

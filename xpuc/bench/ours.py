@@ -37,11 +37,12 @@ class Ours:
         self._ids = [random_ids(model.n_vocab, n, row) for row in range(n_rows)]
         self._batch = Batch(model)
         per_row = -(-n // model.block_tokens)
-        assert per_row * n_rows <= model.n_blocks, "the pool was sized for the cases"
+        assert per_row * n_rows <= min(model.n_blocks), "the pool was sized for the cases"
         self._sequences = []
         for row in range(n_rows):
             sequence = Sequence(Request(row, ()))
-            sequence.blocks = list(range(row * per_row, (row + 1) * per_row))
+            blocks = list(range(row * per_row, (row + 1) * per_row))
+            sequence.blocks = [blocks for _ in model.n_blocks]
             self._sequences.append(sequence)
         self._filled = [0] * n_rows  # tokens whose K/V is in the pool
 
