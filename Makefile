@@ -16,7 +16,7 @@ help:  ## list the targets
 	@touch $@
 
 .venv/dev: .venv/installed
-	$(BIN)/pip install --quiet --editable '.[compile,cuda,tune,grammar,store]' --group dev
+	$(BIN)/pip install --quiet --editable '.[compile,tune,grammar,store]' --group dev
 	@touch $@
 
 demo: .venv/installed  ## compile SmolLM2-135M and let it answer
@@ -27,6 +27,7 @@ demo: .venv/installed  ## compile SmolLM2-135M and let it answer
 test: .venv/dev  ## the whole suite, slow tests included (fetches two small models)
 	$(BIN)/python tests/models.py $(MODELS)
 	$(BIN)/pytest -m "not hardware"
+	$(BIN)/pytest -m "not hardware" tests/emu
 
 quick: .venv/dev  ## the tests that take a moment
 	$(BIN)/pytest

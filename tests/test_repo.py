@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,19 @@ def test_the_folders_are_not_importable_by_their_bare_names():
             [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False
         )
         assert "ModuleNotFoundError" in done.stderr, name
+
+
+def test_the_emulated_gpu_has_a_process_of_its_own():
+    """It preloads a fake CUDA driver: a plain pytest leaves it alone, `make test` runs it."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert "emu" in options["norecursedirs"]
+    assert 'pytest -m "not hardware" tests/emu\n' in (ROOT / "Makefile").read_text()
+    code = "import tvm, emu.fake_driver as f; f.load()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "tests/emu needs a pytest process of its own" in done.stderr

@@ -1,0 +1,111 @@
+// One block of a launch: its threads as fibers, its warps, its shared memory.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fiber.h"
+#include "kernel_abi.h"
+#include "shared_memory.h"
+
+enum class State { kReady, kAtBlockBarrier, kAtNamedBarrier, kAtCollective, kAtMbarrier, kDone };
+
+struct Copy {  // an asynchronous copy that was issued and is not complete
+  char* to;
+  const char* from;
+  unsigned bytes, source_bytes;  // the rest is filled with zeros
+};
+
+struct TileCopy {  // a TMA copy between global and shared memory
+  bool load;
+  unsigned shared;
+  EmuTensorMap map;
+  int at[5];
+};
+
+// Issued copies in groups: `commit` closes the open one, `wait` completes the oldest.
+template <class T>
+struct CopyGroups {
+  std::vector<T> open;
+  std::vector<std::vector<T>> committed;
+};
+
+struct Fiber : EmuThread {
+  FiberStack* stack;
+  void* stack_pointer;
+  State state;
+  unsigned warp;
+  unsigned barrier_line;  // of the __syncthreads it waits at
+  unsigned barrier_id;    // of the named barrier, or the address of the mbarrier, it waits at
+  unsigned mask;          // of the collective it waits at
+  const char* collective;
+  EmuCollective run;
+  void* operand;
+  CopyGroups<Copy> copies;
+  CopyGroups<TileCopy> stores;
+};
+
+struct Mbarrier {
+  unsigned count, pending;  // arrivals
+  int64_t bytes;            // expected and not yet copied
+  bool phase;
+  std::vector<TileCopy> loads;  // issued against it; complete when it is waited for
+};
+
+enum class Order { kForward, kReverse, kShuffle };
+Order thread_order();  // of XPUC_EMU_ORDER: forward, reverse, shuffle
+
+class Block {
+ public:
+  // Runs all blocks of a launch. Empty, or what went wrong.
+  std::string run_grid(const EmuKernel& kernel, void** arguments, EmuDim grid, EmuDim block,
+                       unsigned dynamic_bytes);
+
+  // Called by the running fiber.
+  void block_barrier(unsigned line);
+  void named_barrier(unsigned id, unsigned n_threads, bool wait);
+  void collective(unsigned mask, const char* name, EmuCollective run, void* operand);
+  void wait_for_mbarrier(unsigned address);
+  void release_mbarrier(unsigned address);
+  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void finish_thread();
+  unsigned live_lanes() const;
+
+  SharedMemory shared;
+  std::unordered_map<unsigned, Mbarrier> mbarriers;  // by shared address
+  const EmuKernel* kernel;
+  void** arguments;
+
+ private:
+  struct Warp {
+    unsigned first, n_lanes, live;
+  };
+  struct NamedBarrier {
+    unsigned arrived = 0, n_threads = 0;
+  };
+
+  void start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_bytes);
+  void run();
+  bool run_warp(Warp& warp);
+  void resume(Fiber& fiber);
+  void suspend(State state);
+  void release(State state, unsigned barrier_id);
+  void release_block_barrier();
+  bool release_collective(Warp& warp, unsigned mask);
+  void release_warp(Warp& warp);
+  void deadlock();
+  std::vector<unsigned> ordered(unsigned n);
+
+  std::vector<FiberStack> stacks_;
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  NamedBarrier named_[16];
+  unsigned live_, at_barrier_;
+  uint32_t random_;
+  void* scheduler_;  // its stack pointer while a fiber runs
+  std::string error_;
+};
+
+Block& running_block();
+Fiber* running_fiber();

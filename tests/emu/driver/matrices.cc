@@ -1,0 +1,200 @@
+// ldmatrix, mma.sync and wgmma: fragment layouts as in the PTX ISA's figures. A float result is
+// summed in order of k, in f32 (the hardware's order and rounding are its own).
+#include <cstring>
+
+#include "../device_code/small_floats.h"
+#include "block.h"
+
+namespace {
+
+constexpr unsigned kWarp = ~0u;
+
+struct F16 {
+  using Stored = half;
+  using Sum = float;
+};
+struct BF16 {
+  using Stored = __nv_bfloat16;
+  using Sum = float;
+};
+struct S8 {
+  using Stored = int8_t;
+  using Sum = uint32_t;  // wraps
+};
+struct U8 {
+  using Stored = uint8_t;
+  using Sum = uint32_t;
+};
+
+float widen(half x) { return float(x); }
+float widen(__nv_bfloat16 x) { return float(x); }
+uint32_t widen(int8_t x) { return uint32_t(int32_t(x)); }
+uint32_t widen(uint8_t x) { return x; }
+
+// ---- ldmatrix
+
+struct Ldmatrix {
+  unsigned count;
+  bool transposed;
+  const char* row;  // lane 8m+r: row r of matrix m
+  uint32_t* out;
+};
+
+void ldmatrix(void* const operands[32], unsigned) {
+  const Ldmatrix* lanes[32];
+  for (int i = 0; i < 32; ++i) lanes[i] = static_cast<const Ldmatrix*>(operands[i]);
+  for (int lane = 0; lane < 32; ++lane) {
+    for (unsigned m = 0; m < lanes[lane]->count; ++m) {
+      uint16_t pair[2];
+      for (int e = 0; e < 2; ++e) {
+        int row = lane / 4, column = 2 * (lane % 4) + e;
+        if (lanes[lane]->transposed) std::swap(row, column);
+        memcpy(&pair[e], lanes[8 * m + row]->row + 2 * column, 2);
+      }
+      memcpy(&lanes[lane]->out[m], pair, 4);
+    }
+  }
+}
+
+// ---- mma.sync.m16n8, row.col. With g = lane / 4, t = lane % 4 and P elements in a register:
+// A's register i + 2j holds row g + 8i, columns 4Pj + Pt ...; B's register j the same rows of k of
+// column g; C's register e + 2i row g + 8i, column 2t + e.
+
+template <class Sum>
+struct Mma {
+  unsigned k;
+  Sum* c;
+  const uint32_t *a, *b;
+};
+
+template <class Kind>
+typename Kind::Sum unpacked(const uint32_t* registers, unsigned stride, unsigned at) {
+  constexpr unsigned per = 4 / sizeof(typename Kind::Stored);
+  typename Kind::Stored values[per];
+  memcpy(values, &registers[at / (4 * per) * stride], 4);
+  return widen(values[at % per]);
+}
+
+template <class Kind>
+void mma(void* const operands[32], unsigned) {
+  using Sum = typename Kind::Sum;
+  constexpr unsigned per = 4 / sizeof(typename Kind::Stored);
+  auto lane = [&](unsigned i) { return static_cast<const Mma<Sum>*>(operands[i]); };
+  unsigned k_size = lane(0)->k;
+  Sum a[16][32], b[8][32];
+  for (unsigned row = 0; row < 16; ++row) {
+    for (unsigned k = 0; k < k_size; ++k) {
+      const uint32_t* registers = lane(row % 8 * 4 + k / per % 4)->a;
+      a[row][k] = unpacked<Kind>(registers + row / 8, 2, k);
+    }
+  }
+  for (unsigned column = 0; column < 8; ++column) {
+    for (unsigned k = 0; k < k_size; ++k) {
+      b[column][k] = unpacked<Kind>(lane(column * 4 + k / per % 4)->b, 1, k);
+    }
+  }
+  for (unsigned row = 0; row < 16; ++row) {
+    for (unsigned column = 0; column < 8; ++column) {
+      Sum& c = lane(row % 8 * 4 + column / 2)->c[row / 8 * 2 + column % 2];
+      for (unsigned k = 0; k < k_size; ++k) c += a[row][k] * b[column][k];
+    }
+  }
+}
+
+// ---- wgmma.m64, both operands K-major in shared memory. Warp w of four has rows 16w ...; within
+// them a lane's register 4j + 2h + e is row g + 8h, column 8j + 2t + e.
+
+template <class Sum>
+struct Wgmma {
+  unsigned n, warp;
+  Sum* const* d;
+  uint64_t a, b;
+  bool accumulate;
+  Sum sign_a, sign_b;
+};
+
+// Element (row, k) of the matrix a descriptor names.
+template <class Kind>
+typename Kind::Sum described(uint64_t descriptor, unsigned row, unsigned k) {
+  static constexpr unsigned kSwizzle[] = {0, 3, 2, 1};  // of the layout type: none, 128, 64, 32
+  constexpr unsigned size = sizeof(typename Kind::Stored);
+  auto field = [&](int shift) { return unsigned(descriptor >> shift & 0x3fff) << 4; };
+  unsigned start = field(0), leading = field(16), stride = field(32);
+  unsigned swizzle = kSwizzle[descriptor >> 62];
+  unsigned address;
+  if (swizzle == 0) {  // core matrices of 8 rows of 16 bytes
+    address = start + row / 8 * stride + k * size / 16 * leading + row % 8 * 16 + k * size % 16;
+  } else {
+    address = start + row / 8 * stride + row % 8 * (16u << swizzle) + k * size;
+    unsigned units = (1u << swizzle) - 1;
+    address ^= (address >> 7 & units) << 4;
+  }
+  typename Kind::Stored value;
+  memcpy(&value, emu_shared_pointer(address), size);
+  return widen(value);
+}
+
+template <class Kind>
+void wgmma(void* const operands[32], unsigned) {
+  using Sum = typename Kind::Sum;
+  constexpr unsigned k_size = 32 / sizeof(typename Kind::Stored);
+  auto lane = [&](unsigned i) { return static_cast<const Wgmma<Sum>*>(operands[i]); };
+  const Wgmma<Sum>& first = *lane(0);
+  Sum a[16][k_size];
+  for (unsigned row = 0; row < 16; ++row) {
+    for (unsigned k = 0; k < k_size; ++k) {
+      a[row][k] = first.sign_a * described<Kind>(first.a, 16 * first.warp + row, k);
+    }
+  }
+  for (unsigned column = 0; column < first.n; ++column) {
+    Sum b[k_size];
+    for (unsigned k = 0; k < k_size; ++k) {
+      b[k] = first.sign_b * described<Kind>(first.b, column, k);
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+      unsigned i = row % 8 * 4 + column % 8 / 2;
+      Sum& d = *lane(i)->d[column / 8 * 4 + row / 8 * 2 + column % 2];
+      Sum sum = first.accumulate ? d : Sum(0);
+      for (unsigned k = 0; k < k_size; ++k) sum += a[row][k] * b[k];
+      d = sum;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void emu_ldmatrix(unsigned count, bool transposed, unsigned address, uint32_t* out) {
+  // Only the lanes whose rows are read need an address: 8 for each matrix.
+  bool used = emu_thread->lane < 8 * count;
+  if (used && address % 16) emu_fault("misaligned address: ldmatrix reads rows of 16 bytes");
+  const void* row = used ? emu_shared_pointer(address) : nullptr;
+  Ldmatrix operand{count, transposed, static_cast<const char*>(row), out};
+  emu_collective(kWarp, "ldmatrix", ldmatrix, &operand);
+}
+
+void emu_mma_float(EmuElement element, unsigned k, float* c, const uint32_t* a, const uint32_t* b) {
+  Mma<float> operand{k, c, a, b};
+  emu_collective(kWarp, "mma.sync", element == EMU_F16 ? mma<F16> : mma<BF16>, &operand);
+}
+
+void emu_mma_int(EmuElement element, unsigned k, uint32_t* c, const uint32_t* a,
+                 const uint32_t* b) {
+  Mma<uint32_t> operand{k, c, a, b};
+  emu_collective(kWarp, "mma.sync", element == EMU_S8 ? mma<S8> : mma<U8>, &operand);
+}
+
+void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, uint64_t a, uint64_t b,
+                     bool accumulate, int sign_a, int sign_b) {
+  Wgmma<float> operand{n,          emu_thread->linear / 32 % 4, d, a, b, accumulate, float(sign_a),
+                       float(sign_b)};
+  emu_collective(kWarp, "wgmma", element == EMU_F16 ? wgmma<F16> : wgmma<BF16>, &operand);
+}
+
+void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, uint64_t a, uint64_t b,
+                   bool accumulate) {
+  Wgmma<uint32_t> operand{n, emu_thread->linear / 32 % 4, d, a, b, accumulate, 1, 1};
+  emu_collective(kWarp, "wgmma", element == EMU_S8 ? wgmma<S8> : wgmma<U8>, &operand);
+}
+}
