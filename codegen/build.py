@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import IRModule, relax, transform
 
+from xpuc.codegen.calling import operands_in_a_tuple, result_given
 from xpuc.codegen.linker import find_linker, link
 from xpuc.codegen.tensor_views import share_tensor_views
 from xpuc.errors import XpucError
@@ -30,6 +31,7 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
             share_tensor_views(),
+            result_given(),
         ]
     )(module)
     return planned, {
@@ -56,6 +58,7 @@ def build(module: IRModule, target: Any, path: Path) -> Built:
             relax.transform.ComputePrimValue(),
             relax.transform.VMShapeLower(),
             _without_operand_checks(),
+            operands_in_a_tuple(),
             relax.transform.AttachGlobalSymbol(),
         ]
     )

@@ -11,13 +11,14 @@ leading parts:
 
 A step in which every sequence brings one token is a `decode` (one row) or `cols` call, padded to
 the next bucket; a padded row has token 0, position 0 and slot -1 and is in no tile. Everything
-else is a `prefill` call. Steady decoding creates no array: views are kept, and tiles, work and
-out_rows are written only when a sequence enters another segment.
+else is a `prefill` call. Decoding creates no array: its views are made with the batch, and tiles,
+work and out_rows are written only when a sequence enters another segment.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import Literal, Protocol
 
@@ -105,13 +106,14 @@ class Batch:
         n_tiles = sizes.max_batch + -(-n_rows // sizes.tile_rows)
         n_segments = -(-sizes.max_context // sizes.segment_tokens)
         n_columns = -(-sizes.max_context // sizes.block_tokens)
-        self._tokens = _Leading(n_rows)
-        self._positions = _Leading(n_rows)
-        self._slots = _Leading(n_rows)
-        self._tiles = _Leading(n_tiles, 4)
-        self._work = _Leading(n_tiles * n_segments, 4)
-        self._table = _Leading(sizes.max_batch, n_columns)
-        self._out_rows = _Leading(n_rows)
+        n_decode = self._max_bucket
+        self._tokens = _Leading(n_rows, keep=n_decode)
+        self._positions = _Leading(n_rows, keep=n_decode)
+        self._slots = _Leading(n_rows, keep=n_decode)
+        self._tiles = _Leading(n_tiles, 4, keep=n_decode)
+        self._work = _Leading(n_tiles * n_segments, 4, keep=n_decode * n_segments)
+        self._table = _Leading(sizes.max_batch, n_columns, keep=n_decode)
+        self._out_rows = _Leading(n_rows, keep=n_decode)
         self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
         # Per row of the table: whose blocks stand there, since which epoch, and how many.
         self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * sizes.max_batch
@@ -121,6 +123,22 @@ class Batch:
     def n_rows(self) -> int:
         """Rows of the call, padding included."""
         return len(self.tokens)
+
+    @property
+    def views(self) -> tuple[Ints, ...]:
+        """The arrays of the step, as a call takes them. A view that comes again is the same one."""
+        return (
+            self.tokens, self.positions, self.slots, self.tiles,
+            self.work, self.block_table, self.out_rows,
+        )  # fmt: skip
+
+    def kept(self) -> Iterator[Ints]:
+        """All views there are; those of decode calls from the beginning."""
+        for array in (
+            self._tokens, self._positions, self._slots, self._tiles,
+            self._work, self._table, self._out_rows,
+        ):  # fmt: skip
+            yield from array.views.values()
 
     def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
         """Describe a step. out_rows are the last rows of the spans that end their sequence, in the
@@ -221,20 +239,21 @@ class Batch:
 
 
 class _Leading:
-    """An array of zeros and its leading parts, each of which is made once."""
+    """An array of zeros and its leading parts: the first `keep` from the beginning, others when
+    they are asked for, each made once."""
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, keep: int) -> None:
         # Compiled kernels read whole vectors and do not check where an array starts.
         raw = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         self.all: Ints = raw[start : start + math.prod(shape) * 4].view(np.int32).reshape(shape)
-        self._views: dict[int, Ints] = {}
+        self.views: dict[int, Ints] = {n: self.all[:n] for n in range(1, keep + 1)}
 
     def __getitem__(self, n: int) -> Ints:
-        view = self._views.get(n)
+        view = self.views.get(n)
         if view is None:
             assert n <= len(self.all), f"{n} entries, room for {len(self.all)}"
-            view = self._views[n] = self.all[:n]
+            view = self.views[n] = self.all[:n]
         return view
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
@@ -58,13 +57,19 @@ class Model:
             sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
         )
         self._vm = _open_library(directory, manifest)
-        self._entries = {
-            (e.kind, e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points
-        }
+        self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
         self.kv = (KvPool(statement.n_blocks, manifest.kv),)
         self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv[0].arrays]
+        self._operands = tvm_ffi.convert([*self._pools, *self._weights])
+        self._results = {
+            True: _Result(pages((self.max_out_rows,), "int32")),
+            False: _Result(pages((self.max_out_rows, self.n_vocab), "float32")),
+        }
+        # Of the views of the batch: by id, as a tensor keeps its view.
+        self._batch: Batch | None = None
+        self._tensors: dict[int, Any] = {}
 
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
         """One step: K/V of the batch's rows is written; the result holds until the next run.
@@ -72,17 +77,25 @@ class Model:
         greedy: int32 (m,), the likeliest token of each wanted row, -1 where a logit is not a
         number; else float32 logits (m, n_vocab).
         """
-        if batch.kind == "prefill":
-            entry = self._entries["prefill", 0, greedy]
-        else:
-            entry = self._entries["decode", batch.n_rows, greedy]
-        index = (
-            batch.tokens, batch.positions, batch.slots, batch.tiles,
-            batch.work, batch.block_table, batch.out_rows,
-        )  # fmt: skip
-        result = entry(*map(tvm_ffi.from_dlpack, index), *self._pools, *self._weights)
-        rows: npt.NDArray[Any] = np.from_dlpack(result)
-        return rows[: len(batch.out_rows)]
+        rows = 0 if batch.kind == "prefill" else batch.n_rows
+        n_out, result = len(batch.out_rows), self._results[greedy]
+        self._entries[rows, greedy](
+            *self._index(batch), result.tensor(rows or n_out), self._operands
+        )
+        return result.array(n_out)
+
+    def _index(self, batch: Batch) -> list[Any]:
+        """The batch's arrays as tensors, each converted once: those of decode calls when a batch
+        is first seen."""
+        views, tensors = batch.views, self._tensors
+        if batch is not self._batch:
+            self._batch = batch
+            tensors.clear()
+            tensors.update((id(view), tvm_ffi.from_dlpack(view)) for view in batch.kept())
+        for view in views:
+            if id(view) not in tensors:
+                tensors[id(view)] = tvm_ffi.from_dlpack(view)
+        return [tensors[id(view)] for view in views]
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
         """Block `destination` of a group holds the K/V that `source` does."""
@@ -117,6 +130,26 @@ class Model:
         operand[:] = 1  # untouched pages of zeros would all be one
         tensor = tvm_ffi.from_dlpack(operand)
         return lambda: function(tensor)
+
+
+class _Result:
+    """Where steps write their results, (rows, ...); its leading rows, made once for each number."""
+
+    def __init__(self, memory: npt.NDArray[Any]) -> None:
+        self._memory = memory
+        self._rows: dict[int, tuple[npt.NDArray[Any], Any]] = {}
+
+    def array(self, n: int) -> npt.NDArray[Any]:
+        return self._leading(n)[0]
+
+    def tensor(self, n: int) -> Any:
+        return self._leading(n)[1]
+
+    def _leading(self, n: int) -> tuple[npt.NDArray[Any], Any]:
+        if n not in self._rows:
+            rows = self._memory[:n]
+            self._rows[n] = rows, tvm_ffi.from_dlpack(rows)
+        return self._rows[n]
 
 
 def load_model(
