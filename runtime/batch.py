@@ -18,7 +18,8 @@ work and out_rows are written only when a sequence enters another segment.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Literal, Protocol
 
@@ -134,11 +135,11 @@ class Batch:
 
     def kept(self) -> Iterator[Ints]:
         """All views there are; those of decode calls from the beginning."""
-        for array in (
+        for each in (
             self._tokens, self._positions, self._slots, self._tiles,
             self._work, self._table, self._out_rows,
         ):  # fmt: skip
-            yield from array.views.values()
+            yield from each.views.values()
 
     def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
         """Describe a step. out_rows are the last rows of the spans that end their sequence, in the
@@ -166,7 +167,7 @@ class Batch:
             tokens[row], positions[row], slots[row] = 0, 0, -1
         if segments != self._segments:
             self._write_work([(row, 1, row, self._last(n)) for row, n in enumerate(segments)])
-            self._out_rows.all[: len(spans)] = self._count[: len(spans)]
+            self._out_rows.write(range(len(spans)))
             self._segments = segments
         self._view(n_rows, len(spans), "decode" if n_rows == 1 else "cols")
 
@@ -187,7 +188,7 @@ class Batch:
             wanted = list(range(row))
         wanted = wanted or [row - 1]
         self._write_work(balanced(tiles))
-        self._out_rows.all[: len(wanted)] = wanted
+        self._out_rows.write(wanted)
         self._segments = []
         self._view(row, len(wanted), "prefill")
 
@@ -222,20 +223,21 @@ class Batch:
                 return
         else:
             n = 0
-        self._table.all[row, n:n_blocks] = sequence.blocks[0][n:]
+        blocks = sequence.blocks[0]
+        for place in range(n, n_blocks):
+            self._table.all[row, place] = blocks[place]
         self._written[row] = (sequence, sequence.epoch, n_blocks)
 
     def _write_work(self, tiles: list[_Tile]) -> None:
-        n_work = 0
-        for index, (row, n_rows, seq, last) in enumerate(tiles):
+        entries: list[int] = []
+        items: list[int] = []
+        for row, n_rows, seq, last in tiles:
             n_segments = last // self._sizes.segment_tokens + 1
-            items = self._work.all[n_work : n_work + n_segments]
-            items[:, :3] = (row, n_rows, seq)
-            items[:, 3] = self._count[:n_segments]
-            self._tiles.all[index] = (row, n_rows, n_work, n_segments)
-            n_work += n_segments
-        self.tiles = self._tiles[len(tiles)]
-        self.work = self._work[n_work]
+            entries += (row, n_rows, len(items) // 4, n_segments)
+            for segment in range(n_segments):
+                items += (row, n_rows, seq, segment)
+        self.tiles = self._tiles.write(entries)
+        self.work = self._work.write(items)
 
 
 class _Leading:
@@ -247,6 +249,7 @@ class _Leading:
         raw = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         self.all: Ints = raw[start : start + math.prod(shape) * 4].view(np.int32).reshape(shape)
+        self._flat = self.all.reshape(-1).data
         self.views: dict[int, Ints] = {n: self.all[:n] for n in range(1, keep + 1)}
 
     def __getitem__(self, n: int) -> Ints:
@@ -255,6 +258,12 @@ class _Leading:
             assert n <= len(self.all), f"{n} entries, room for {len(self.all)}"
             view = self.views[n] = self.all[:n]
         return view
+
+    def write(self, values: Iterable[int]) -> Ints:
+        """The leading part that holds these values and no others."""
+        numbers = array("i", values)
+        self._flat[: len(numbers)] = numbers
+        return self[len(numbers) * len(self.all) // self.all.size]
 
 
 def balanced(tiles: list[_Tile]) -> list[_Tile]:

@@ -64,8 +64,8 @@ class Model:
         self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv[0].arrays]
         self._operands = tvm_ffi.convert([*self._pools, *self._weights])
         self._results = {
-            True: _Result(pages((self.max_out_rows,), "int32")),
-            False: _Result(pages((self.max_out_rows, self.n_vocab), "float32")),
+            True: _Result(self.max_out_rows, dtype="int32"),
+            False: _Result(self.max_out_rows, self.n_vocab, dtype="float32"),
         }
         # Of the views of the batch: by id, as a tensor keeps its view.
         self._batch: Batch | None = None
@@ -80,9 +80,9 @@ class Model:
         rows = 0 if batch.kind == "prefill" else batch.n_rows
         n_out, result = len(batch.out_rows), self._results[greedy]
         self._entries[rows, greedy](
-            *self._index(batch), result.tensor(rows or n_out), self._operands
+            *self._index(batch), result.tensors[rows or n_out], self._operands
         )
-        return result.array(n_out)
+        return result.arrays[n_out]
 
     def _index(self, batch: Batch) -> list[Any]:
         """The batch's arrays as tensors, each converted once: those of decode calls when a batch
@@ -133,23 +133,13 @@ class Model:
 
 
 class _Result:
-    """Where steps write their results, (rows, ...); its leading rows, made once for each number."""
+    """Where steps write their results; the leading rows of it as arrays and as tensors, by their
+    number."""
 
-    def __init__(self, memory: npt.NDArray[Any]) -> None:
-        self._memory = memory
-        self._rows: dict[int, tuple[npt.NDArray[Any], Any]] = {}
-
-    def array(self, n: int) -> npt.NDArray[Any]:
-        return self._leading(n)[0]
-
-    def tensor(self, n: int) -> Any:
-        return self._leading(n)[1]
-
-    def _leading(self, n: int) -> tuple[npt.NDArray[Any], Any]:
-        if n not in self._rows:
-            rows = self._memory[:n]
-            self._rows[n] = rows, tvm_ffi.from_dlpack(rows)
-        return self._rows[n]
+    def __init__(self, n_rows: int, *row: int, dtype: str) -> None:
+        memory = pages((n_rows, *row), dtype)
+        self.arrays = [memory[:n] for n in range(n_rows + 1)]
+        self.tensors = [tvm_ffi.from_dlpack(each) for each in self.arrays]
 
 
 def load_model(

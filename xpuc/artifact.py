@@ -23,7 +23,7 @@ import xxhash
 
 from xpuc.errors import ArtifactError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 _CHUNK = 1 << 24  # bytes read at once for a digest
