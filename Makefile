@@ -16,7 +16,7 @@ help:  ## list the targets
 	@touch $@
 
 .venv/dev: .venv/installed
-	$(BIN)/pip install --quiet --editable '.[compile,tune,grammar,store]' --group dev
+	$(BIN)/pip install --quiet --editable '.[compile,cuda,tune,grammar,store]' --group dev
 	@touch $@
 
 demo: .venv/installed  ## compile SmolLM2-135M and let it answer

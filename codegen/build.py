@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvm import IRModule, relax, transform
 
+from xpuc.codegen import cuda
 from xpuc.codegen.calling import operands_in_a_tuple, result_given
-from xpuc.codegen.linker import find_linker, link
+from xpuc.codegen.linker import link, require_linker
 from xpuc.codegen.tensor_views import share_tensor_views
-from xpuc.errors import XpucError
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Built:
 
     path: Path
     activation_bytes: dict[str, int]  # planned storage of each entry point
+    device: cuda.DeviceCode | None = None  # of a GPU target
 
 
 def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
@@ -41,14 +43,9 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
     }
 
 
-def build(module: IRModule, target: Any, path: Path) -> Built:
-    """Compile the planned module and link it at `path`."""
-    linker = find_linker()
-    if linker is None:
-        raise XpucError(
-            "no C compiler to link the library with",
-            "install one (apt install gcc), or pip install ziglang, which serves as well",
-        )
+def build(module: IRModule, target: Any, path: Path, archs: Sequence[str] = ()) -> Built:
+    """Compile the planned module and link it at `path`; a GPU target for all the `archs`."""
+    linker = require_linker()
     planned, activation_bytes = plan(module)
     finish = transform.Sequential(
         [
@@ -62,12 +59,23 @@ def build(module: IRModule, target: Any, path: Path) -> Built:
             relax.transform.AttachGlobalSymbol(),
         ]
     )
-    executable = relax.build(planned, target, relax_pipeline=finish)
-
+    executable, device = _executable(planned, target, finish, archs)
     executable.export_library(
         str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
     )
-    return Built(path, activation_bytes)
+    return Built(path, activation_bytes, device)
+
+
+def _executable(
+    planned: IRModule, target: Any, finish: Any, archs: Sequence[str]
+) -> tuple[Any, cuda.DeviceCode | None]:
+    """The VM's executable, and the code for GPUs that it holds."""
+    if str(target.kind.name) != "cuda":
+        return relax.build(planned, target, relax_pipeline=finish), None
+    with target, cuda.compiling(archs) as device:
+        built = relax.build(planned, target, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
+    cuda.check_no_source(built.mod)
+    return built, device
 
 
 def _without_operand_checks() -> Any:

@@ -203,7 +203,10 @@ class _Work:
         lowered, pool = made.lowered, made.pool
         roofs = roof.add_roofs(lowered)
         built = self.phase(
-            "build", lambda: build.build(lowered.finish(), made.machine.tvm, staging / LIBRARY)
+            "build",
+            lambda: build.build(
+                lowered.finish(), made.machine.tvm, staging / LIBRARY, made.machine.archs
+            ),
         )
         tensors = self.tensors(model, made.module, made.weight_names)
         self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))

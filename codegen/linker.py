@@ -27,12 +27,25 @@ def find_linker() -> list[str] | None:
     return None
 
 
-def link(linker: Sequence[str], output: str, objects: Sequence[str]) -> None:
+def require_linker() -> list[str]:
+    """The command; XpucError says how to get one."""
+    found = find_linker()
+    if found is None:
+        raise XpucError(
+            "no C compiler to link the library with",
+            "install one (apt install gcc), or pip install ziglang, which serves as well",
+        )
+    return found
+
+
+def link(
+    linker: Sequence[str], output: str, objects: Sequence[str], options: Sequence[str] = ()
+) -> None:
     """Link objects to a shared library; XpucError with the linker's last line if it fails.
 
     Not TVM's create_shared: it puts its options after the first word of the command.
     """
-    command = [*linker, "-shared", "-fPIC", "-o", output, *objects]
+    command = [*linker, "-shared", "-fPIC", "-o", output, *options, *objects]
     if sys.platform == "darwin":
         command += ["-undefined", "dynamic_lookup"]
     try:

@@ -9,10 +9,11 @@ import tvm_ffi
 from tvm.target import Target
 
 from xpuc.artifact import CPU_FEATURES
+from xpuc.codegen.cuda import archs
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.schedules import TargetFacts
 
-KINDS = ("llvm",)
+KINDS = {"llvm": "-mcpu", "cuda": "-arch"}  # the option that names the CPU, the architectures
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class CompileTarget:
     """A target of `xpuc compile`."""
 
     facts: TargetFacts
-    triple: str
+    triple: str  # of the CPU, which a GPU's host is
     tvm: Any
+    archs: tuple[str, ...] = ()  # of a GPU: those there is code for
 
     def as_manifest(self) -> dict[str, Any]:
         """What the loader compares with the machine it runs on."""
@@ -33,11 +35,56 @@ class CompileTarget:
         }
 
 
-def resolve(kind: str, cpu: str | None = None) -> CompileTarget:
-    """The target of this kind for a CPU by LLVM's name; the host's own where none is named."""
+def resolve(target: str, cpu: str | None = None) -> CompileTarget:
+    """The target of a string, `llvm`, `llvm -mcpu=znver3`, `cuda`, `cuda -arch=sm_80,sm_90a`.
+
+    `cpu` is another place for what the option names: a CPU by LLVM's name, the host's own if none
+    is named; or GPU architectures, the common ones if none is. UnsupportedError names what is not
+    known.
+    """
+    kind, named = _parse(target)
+    if named and cpu and named != cpu:
+        raise UnsupportedError(
+            f"--target {target} and --cpu {cpu}: they differ", "leave one of them out"
+        )
+    triple = str(tvm_ffi.get_global_func("target.llvm_get_system_triple")())
+    return (_cuda if kind == "cuda" else _cpu)(named or cpu, triple)
+
+
+def _parse(target: str) -> tuple[str, str | None]:
+    """The kind, and what its option names."""
+    kind, *options = target.split() or [""]
     if kind not in KINDS:
         raise UnsupportedError(f"unknown target: {kind!r}", nearest(kind, KINDS))
-    triple = str(tvm_ffi.get_global_func("target.llvm_get_system_triple")())
+    named = None
+    for option in options:
+        name, _, value = option.partition("=")
+        if name != KINDS[kind] or not value:
+            raise UnsupportedError(
+                f"--target {target}: {option!r} is not an option of it", f"write {KINDS[kind]}=NAME"
+            )
+        named = value
+    return kind, named
+
+
+def _cuda(names: str | None, triple: str) -> CompileTarget:
+    found = archs.parse(names) if names else archs.DEFAULT
+    common = archs.common(found)
+    tvm = Target(
+        {
+            "kind": "cuda",
+            "arch": found[0].name,
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": common.shared_bytes,
+            "thread_warp_size": 32,
+        },
+        host={"kind": "llvm", "mtriple": triple},
+    )
+    facts = TargetFacts("cuda", common.name, common.features, common.shared_bytes)
+    return CompileTarget(facts, triple, tvm, tuple(arch.name for arch in found))
+
+
+def _cpu(cpu: str | None, triple: str) -> CompileTarget:
     if cpu and not tvm_ffi.get_global_func("target.llvm_is_valid_cpu")(cpu, triple):
         # LLVM itself would compile for a generic CPU and say nothing.
         known = tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")

@@ -35,18 +35,19 @@ class ChunkPolicy:
             size *= 2
         self.sizes = tuple(sorted(sizes))
 
-    def size(self, decoding: Work, n_behind: int, room: int, start: int) -> int:
+    def size(self, decoding: Work, n_behind: int, room: int, start: int, spent_ns: int = 0) -> int:
         """Tokens for the prompts of a step that has the work `decoding` as well.
 
         n_behind  tokens the prompts are behind by
         room      rows the step has left
         start     where the first of them goes on
+        spent_ns  of the budget, on deciding who runs
         """
         most = min(n_behind, room, self.max_chunk)
         if most <= 1:
             return most
         if decoding.decode_rows:
-            return self._within_budget(decoding, most, start)
+            return self._within(self.budget_ms * 1e6 - spent_ns, decoding, most, start)
         return min(most, self._fastest(n_behind, most, start))
 
     def _fastest(self, n_behind: int, most: int, start: int) -> int:
@@ -67,22 +68,22 @@ class ChunkPolicy:
         best = max(rates)
         return next(s for s, rate in zip(seen, rates, strict=True) if rate >= _GOOD_ENOUGH * best)
 
-    def _within_budget(self, decoding: Work, room: int, start: int) -> int:
-        if math.isinf(self.budget_ms):
+    def _within(self, ns: float, decoding: Work, room: int, start: int) -> int:
+        if math.isinf(ns):
             return room
         # What was never measured is approached by doubling.
         room = min(room, max(self.min_chunk, 4 * self.cost.largest_seen() - 1))
         for exponent in reversed(range(room.bit_length())):
             least, most = 1 << exponent, min((2 << exponent) - 1, room)
-            if self._fits(decoding, least, start):
+            if self._fits(ns, decoding, least, start):
                 while least < most:  # within one size class a larger chunk never takes less time
                     middle = (least + most + 1) // 2
-                    if self._fits(decoding, middle, start):
+                    if self._fits(ns, decoding, middle, start):
                         least = middle
                     else:
                         most = middle - 1
                 return least
         return 1
 
-    def _fits(self, decoding: Work, n: int, start: int) -> bool:
-        return self.cost.predict(decoding.with_chunk(n, start)) <= self.budget_ms * 1e6
+    def _fits(self, ns: float, decoding: Work, n: int, start: int) -> bool:
+        return self.cost.predict(decoding.with_chunk(n, start)) <= ns

@@ -187,7 +187,9 @@ class Scheduler:
         record.total_ns = self._clock() - record.start_ns
         record.failed = failed
         if plan.spans and not failed:
-            self.chunks.cost.observe(plan.work, record.total_ns)
+            # What was spent before the chunk was sized is weighed there as it is.
+            spent_ns = record.reserve_ns + record.admission_ns
+            self.chunks.cost.observe(plan.work, record.total_ns - spent_ns)
         self.counters.add(record)
         if self.on_step is not None:
             self.on_step(record)
@@ -290,8 +292,10 @@ class Scheduler:
         plan.work = Work(len(spans), 0, attended)
         if behind:
             room = min(n_behind, self.max_chunk - len(spans))
-            size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed)
-            plan.record.n_small = int(size < min(room, self.chunks.min_chunk))
+            record = plan.record
+            spent_ns = record.reserve_ns + record.admission_ns
+            size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed, spent_ns)
+            record.n_small = int(size < min(room, self.chunks.min_chunk))
             for sequence in behind:
                 start = sequence.n_computed
                 count = min(len(sequence.tokens) - start, size)

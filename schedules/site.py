@@ -30,11 +30,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What schedules decide by: the kind (llvm, cuda), the CPU or GPU, its features."""
+    """What schedules decide by: the kind (llvm, cuda), the CPU or GPU, its features.
+
+    For several GPU architectures at once `cpu` names them all, with commas, and the rest is what
+    holds on each.
+    """
 
     kind: str
     cpu: str
     features: frozenset[str]
+    shared_bytes: int = 0  # a GPU's block may have
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,7 @@ class F32:
 
     def part(self, matrix: Matrix, index: Expr) -> list[Expr]:
         """See Activation."""
-        if matrix.facts.is_quantised:
-            return columns(sub_block(matrix.facts, matrix.planes, index))
-        return _floats(matrix, index)
+        return floats(matrix, index)
 
     def add(self, acc: Buffer, parts: Sequence[Sequence[Expr]], rows: Rows, step: Expr) -> None:
         """See Activation."""
@@ -185,8 +183,10 @@ class F32:
 ACTIVATIONS: dict[str, type[Q8] | type[F32]] = {"q8": Q8, "f32": F32}
 
 
-def _floats(matrix: Matrix, index: Expr) -> list[Expr]:
-    """16 bytes of a matrix of floats."""
+def floats(matrix: Matrix, index: Expr) -> list[Expr]:
+    """The weights that a lane takes at a time in f32: `lane_columns` from index times that on."""
+    if matrix.facts.is_quantised:
+        return columns(sub_block(matrix.facts, matrix.planes, index))
     width = lane_columns(matrix.facts)
     loaded = tir.registers(width, str(matrix.planes["w"].dtype))
     tir.store(loaded, 0, tir.load(matrix.planes["w"], index * width, width), width)

@@ -189,21 +189,6 @@ def test_a_row_says_how_much_of_the_peak_its_steps_reach(monkeypatch: pytest.Mon
     assert [row.profile.rows[0].kernel for row in (prompt, alone, together)] == ["linear_r1"] * 3
 
 
-@pytest.fixture(scope="module")
-def artifact(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a tiny model with windows and quantised weights."""
-    from kernel_objects import KernelObjects, sharing  # imports tvm
-
-    from xpuc.codegen.compile import Options, compile_model
-
-    folder = tmp_path_factory.mktemp("profiled")
-    with sharing(KernelObjects(folder, plainly=True)):
-        return compile_model(
-            tiny_model("gemma3", weights="Q4_0"), out=folder / "m.xpuc",
-            options=Options(ctx=128, max_batch=2, max_chunk=32),
-        ).path  # fmt: skip
-
-
 def planes_read(facts: Manifest, entry: str) -> int:
     """Bytes of the planes of the matrices that an entry point multiplies with."""
     from xpuc.schedules.llvm import planes

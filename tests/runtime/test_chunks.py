@@ -162,6 +162,21 @@ def test_an_unmeasured_machine_is_approached_in_steps() -> None:
     assert sizes == [32, 127, 255, 511, 512]
 
 
+def test_what_planning_took_is_no_longer_there_for_the_chunk() -> None:
+    policy, decoding = ChunkPolicy(), Work(1, 0, 10)
+    for size in (64, 128, 200) * 5:
+        work = decoding.with_chunk(size, 0)
+        policy.cost.observe(work, affine(work))
+    sizes = {}
+    for spent_ms in (0, 50, 100, 149, 500):
+        chunk = policy.size(decoding, 2000, 600, 0, spent_ms * 1_000_000)
+        sizes[spent_ms] = chunk
+        assert chunk == 1 or affine(decoding.with_chunk(chunk, 0)) <= BUDGET_NS - spent_ms * 1e6
+        assert affine(decoding.with_chunk(chunk + 2, 0)) > BUDGET_NS - spent_ms * 1e6
+    assert sizes[0] > sizes[50] > sizes[100] > sizes[149] == sizes[500] == 1
+    assert ChunkPolicy(budget_ms=math.inf).size(decoding, 2000, 600, 0, 10**12) == 512
+
+
 def test_without_a_budget_and_with_little_room() -> None:
     decoding = Work(3, 0, 300)
     assert ChunkPolicy(budget_ms=math.inf).size(decoding, 2000, 600, 0) == 512

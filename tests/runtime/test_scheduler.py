@@ -263,6 +263,36 @@ def test_a_running_stream_shrinks_the_chunk_to_the_budget() -> None:
     assert scheduler.counters.sums["n_small"] > 30, "less than 32 tokens, and counted"
 
 
+def test_what_a_slow_store_takes_comes_off_the_chunk() -> None:
+    now = 0
+    records: list[StepRecord] = []
+    chunks = ChunkPolicy(512, budget_ms=40)
+    scheduler = scheduler_of(
+        n_blocks=300, max_batch=2, max_chunk=512, max_context=1500, chunks=chunks,
+        clock=lambda: now, on_step=records.append,
+    )  # fmt: skip
+
+    def save(block: int, digest: bytes) -> None:
+        nonlocal now
+        now += 500_000
+
+    scheduler.kv.groups[0].pool.on_evict = save
+    stream, *prompts = sequence_of(0, 1), *(sequence_of(n, 200) for n in range(1, 12))
+    scheduler.add(stream)
+    for prompt in prompts:
+        scheduler.add(prompt)
+        while prompt.n_pending != 1:
+            plan = scheduler.plan()
+            now += 5_000_000 + 500_000 * plan.record.n_rows
+            carry_out(scheduler, plan)
+        scheduler.finish(prompt, "stop")
+    slow = [each for each in records if each.admission_ns + each.reserve_ns > 20_000_000]
+    assert len(slow) > 3, "hardly anything is evicted"
+    assert all(each.prefill_tokens > 0 for each in slow)
+    assert max(each.total_ns for each in records[1:]) <= 40_000_000
+    assert max(each.prefill_tokens for each in records[-5:]) in (68, 69), "others have all of it"
+
+
 def test_the_record_of_a_step_adds_up() -> None:
     times = iter(range(0, 10_000, 10))
     records: list[StepRecord] = []

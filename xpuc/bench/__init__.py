@@ -1,4 +1,4 @@
-"""How fast an artifact runs: alone, of what memory allows, and beside llama.cpp.
+"""How fast an artifact runs: alone, of what memory allows, and beside llama.cpp; and its engine.
 
 cases.py      what is measured, under llama-bench's names
 ours.py       an artifact running a case
@@ -8,6 +8,16 @@ peak.py       how fast it multiplies bytes
 launches.py   the kernels of a step, what they read and compute
 profile.py    the time they take, of that which they need at least
 session.py    the rounds, interleaved, and the rows they make
+
+engine_session.py  the rounds of what requests notice of an engine:
+overhead.py        what a step costs beside the model
+workload.py        the requests of a load
+load.py            how long they wait, and whether all end and nothing leaks
+saving.py          what a block store costs meanwhile
+stall.py           what a stream notices of a long prompt
+reuse.py           the first token of a prompt whose beginning is known
+quantiles.py       p50, p90, p99
+subject.py         the artifact, and how an engine is opened on it
 """
 
 from xpuc.bench.cases import Case, cases

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import bench_engine, quantities, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ class _Lengths(click.ParamType):  # type: ignore[type-arg]  # not generic before
         return lengths
 
 
+_ROUNDS = 5
 _BUSY = 0.5  # load average of a machine with other work
 _TOKENS = _Lengths(0, 1 << 20)
+# Parameters that --engine has no use for.
+_OF_THE_MODEL = (
+    "prompts", "generated", "depths", "batches", "vs", "peer_model", "peer_python", "profile",
+)  # fmt: skip
 
 
 @click.command()
@@ -89,10 +94,9 @@ _TOKENS = _Lengths(0, 1 << 20)
     "-r",
     "--rounds",
     type=click.IntRange(1, 1000),
-    default=5,
-    show_default=True,
     metavar="N",
-    help="How often each test runs; the median counts.",
+    help=f"How often each test runs; the median counts. Default: {_ROUNDS};"
+    f" with --engine {bench_engine.ROUNDS}.",
 )
 @click.option(
     "--vs",
@@ -114,9 +118,21 @@ _TOKENS = _Lengths(0, 1 << 20)
 @click.option(
     "--profile", is_flag=True, help="Also say what each kernel of a step takes, and its limit."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object a test.")
+@click.option("--engine", is_flag=True, help="Measure what requests notice of the engine instead.")
+@bench_engine.options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON list, one object a test; with --engine one object.",
+)
 def command(
-    model: Path, vs: str | None, peer_model: Path | None, as_json: bool, **rest: Any
+    model: Path,
+    vs: str | None,
+    peer_model: Path | None,
+    engine: bool,
+    as_json: bool,
+    **rest: Any,
 ) -> None:
     """Measure the speed, alone or beside llama.cpp.
 
@@ -129,8 +145,17 @@ def command(
     weights and K/V, which come from memory; the limit is the time to read them, or to multiply all
     weights at the int8 peak, whichever is longer: arithmetic in f32, as attention's, is not in it.
     "between kernels" is what is left of the step; it is below zero where the noise is larger.
+
+    --engine measures what a step costs beside the model; a load of requests on a K/V pool that is
+    too small for them, as vllm bench serve counts it; what a stream notices of a long prompt, with
+    the chunk budget and without; and the first token of a prompt whose beginning is known. Ctrl-C
+    ends it with what is done.
     """
+    bench_engine.refuse_others(engine, _OF_THE_MODEL)
     sources.require(model)
+    if engine:
+        _measure_engine(model, as_json, rest)
+        return
     if peer_model is None and vs and not sources.is_artifact(model):
         peer_model = model
     if vs and peer_model is None:
@@ -150,7 +175,7 @@ def command(
     peer = _peer(peer_model, threads, wanted, rest["peer_python"]) if vs else None
     try:
         rows = Session(wanted, ours, threads, peer).run(
-            rest["rounds"], _progress, by_kernel=rest["profile"]
+            rest["rounds"] or _ROUNDS, _progress, by_kernel=rest["profile"]
         )
     finally:
         if peer is not None:
@@ -158,6 +183,14 @@ def command(
         _progress(None, "")
     facts = [dataclasses.asdict(row) for row in rows]
     click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(_table(rows)))
+
+
+def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
+    from xpuc.runtime.model import default_threads
+
+    threads, rounds = rest["threads"] or default_threads(), rest["rounds"] or bench_engine.ROUNDS
+    sizes = {name: rest[name] for name in bench_engine.NAMES}
+    bench_engine.run(sources.artifact(model), threads, rounds, sizes, as_json)
 
 
 def _peer(model: Any, threads: int, wanted: Any, python: str | None) -> Any:

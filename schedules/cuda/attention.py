@@ -1,0 +1,331 @@
+"""Attention of decoding rows on a GPU over the paged pool: the context is split among blocks.
+
+A block of threads takes a work item (one segment of a row's context) of one head of the pool with
+the query heads that share it; a second kernel merges the segments of a row in ascending order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from xpuc.ir.activation import Q8_BLOCK
+from xpuc.schedules.cuda import tir
+from xpuc.schedules.cuda.quantize import Q8a
+from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
+
+NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
+_WARPS = 4
+_VECTOR = 8  # elements of the pool that a lane takes at a time
+_LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention layer over a paged pool.
+
+    `window` is how many tokens a row sees, itself included (None: all); `softcap` bounds a score s
+    to softcap * tanh(s / softcap). The context is cut in segments of `segment_tokens`.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    kv_dtype: str = "float16"
+    block_tokens: int = 16
+    segment_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        assert self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}"
+        assert self.head_dim % _VECTOR == 0, f"head size {self.head_dim}"
+        assert self.head_dim <= WARP * _VECTOR, f"head size {self.head_dim}"
+        assert self.block_tokens % 16 == 0, f"blocks of {self.block_tokens} tokens"
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of the pool."""
+        return self.heads // self.kv_heads
+
+    @property
+    def name(self) -> str:
+        """The part of a kernel's name that tells this layer from others."""
+        words = [f"{self.heads}_{self.kv_heads}_{self.head_dim}", self.kv_dtype]
+        words += [f"w{self.window}"] if self.window else []
+        words += ["cap"] if self.softcap else []
+        return "_".join(words)
+
+    def score(self, dot: Expr) -> Expr:
+        """What a dot product counts, in powers of two: 2^(score - largest score) is its weight."""
+        if self.softcap is None:
+            return dot * tir.const(self.scale * _LOG2E, "float32")
+        capped = T.tanh(dot * tir.const(self.scale / self.softcap, "float32"))
+        return capped * tir.const(self.softcap * _LOG2E, "float32")
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The K/V of one head of one sequence."""
+
+    job: Attention
+    keys: Buffer
+    values: Buffer
+    block_table: Buffer
+    seq: Expr
+    kv_head: Expr
+
+    def place(self, token: Expr) -> tuple[Expr, Expr]:
+        """The block of the pool that holds a token, and the token's offset in it."""
+        tokens = self.job.block_tokens
+        return tir.let(self.block_table[self.seq, token // tokens]), tir.let(token % tokens)
+
+    def load_keys(self, into: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
+        """Dimension d of 8 tokens from an offset that is a multiple of 8."""
+        # Said as a product, so that the compiler knows the load is aligned.
+        offset = place[1] // _VECTOR * _VECTOR
+        _load(into, self.keys, (place[0], self.kv_head, d, offset), self.job.kv_dtype)
+
+    def load_values(self, into: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
+        """8 dimensions of a token."""
+        _load(into, self.values, (place[0], self.kv_head, place[1], d), self.job.kv_dtype)
+
+
+def _load(into: Buffer, pool: Buffer, index: tuple[Expr, ...], dtype: str) -> None:
+    """8 elements of the pool in f32."""
+    lanes = min(_VECTOR, 16 // (4 if dtype == "float32" else 2))
+    *outer, last = index
+    for first in range(0, _VECTOR, lanes):
+        part = tir.registers(lanes, dtype)
+        tir.store(part, 0, tir.load(pool, (*outer, last + first), lanes), lanes)
+        for i in range(lanes):
+            value = part[i] if dtype == "float32" else tir.cast(part[i], "float32")
+            tir.store(into, first + i, value)
+
+
+def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
+    """Each work item's part of attention.
+
+    Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
+    segment); block_table i32 (s, max_blocks); Kp (blocks, kv_heads, head_dim, block_tokens), Vp
+    (blocks, kv_heads, block_tokens, head_dim); outputs acc f32 (w, heads, head_dim), the weighted
+    sum of values, and ml f32 (w, heads, 2), the largest score and the sum of weights.
+    """
+    rows = tir.rows_var() if n is None else n
+
+    def body() -> None:
+        hd, heads = job.head_dim, job.heads
+        items, blocks = tir.rows_var("w"), tir.rows_var("n_blocks")
+        q = tir.arg("q", (rows, heads * hd), "float32")
+        positions = tir.arg("positions", (rows,), "int32")
+        work = tir.arg("work", (items, 4), "int32")
+        table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
+        keys = tir.arg("keys", (blocks, job.kv_heads, hd, job.block_tokens), job.kv_dtype)
+        values = tir.arg("values", (blocks, job.kv_heads, job.block_tokens, hd), job.kv_dtype)
+        acc = tir.arg("acc", (items, heads, hd), "float32")
+        ml = tir.arg("ml", (items, heads, 2), "float32")
+        threads = tir.launch((job.kv_heads, items), _WARPS)
+        kv_head, item = threads.block
+        row = tir.let(work[item, 0])
+        pool = _Pool(job, keys, values, table, tir.let(work[item, 2]), kv_head)
+        first = tir.let(work[item, 3] * job.segment_tokens)
+        split = _Split(job, threads, pool, first, tir.let(positions[row]))
+        split.read_queries(q, row)
+        split.score()
+        split.weigh(ml, item)
+        split.add_values(acc, item)
+
+    return tir.prim_func(f"attention_split_{job.name}_r{n or 'n'}", body)
+
+
+class _Split:
+    """A block of threads before one segment of one head.
+
+    queries  f32 (group, head_dim), shared
+    scores   f32 (group, segment_tokens), shared: scores, then weights
+    """
+
+    def __init__(
+        self, job: Attention, threads: Threads, pool: _Pool, first: Expr, position: Expr
+    ) -> None:
+        self.job, self.threads, self.pool = job, threads, pool
+        self.first, self.position = first, position
+        self.low = tir.let(tir.maximum(0, position - job.window + 1)) if job.window else 0
+        self.queries = tir.shared((job.group, job.head_dim), "float32")
+        self.scores = tir.shared((job.group, job.segment_tokens), "float32")
+
+    def _sees(self, token: Expr) -> Expr:
+        return tirx.And(token <= self.position, token >= self.low)
+
+    def read_queries(self, q: Buffer, row: Expr) -> None:
+        """Into shared memory."""
+        job, size = self.job, self.job.group * self.job.head_dim
+        start = tir.let(self.pool.kv_head * size)
+        for first in range(0, size, _WARPS * WARP):
+            i = tir.let(first + self.threads.thread)
+            with tir.when(i < size):
+                tir.store(self.queries, (i // job.head_dim, i % job.head_dim), q[row, start + i])
+        tir.sync_block()
+
+    def score(self) -> None:
+        """Each warp takes 16 tokens at a time, two lanes a dimension with 8 tokens each."""
+        job, lane = self.job, self.threads.lane
+        side, d_lane = lane % 2, lane // 2
+        for turn in range(0, job.segment_tokens, 16 * _WARPS):
+            base = tir.let(turn + self.threads.warp * 16)
+            token = tir.let(self.first + base)
+            with tir.when(tirx.And(token <= self.position, token + 15 >= self.low)):
+                block, offset = self.pool.place(token)
+                place = block, tir.let(offset + side * _VECTOR)
+                sums = tir.registers(job.group * _VECTOR, "float32")
+                for i in range(job.group * _VECTOR):
+                    tir.store(sums, i, tir.const(0.0, "float32"))
+                with tir.serial(0, -(-job.head_dim // 16)) as step:
+                    d = tir.let(step * 16 + d_lane)
+                    with tir.when(d < job.head_dim):
+                        self._add_dots(sums, place, d)
+                for i in range(job.group * _VECTOR):
+                    for mask in (2, 4, 8, 16):
+                        tir.store(sums, i, sums[i] + tir.shuffle_xor(sums[i], mask))
+                with tir.when(d_lane == 0):
+                    for g in range(job.group):
+                        for t in range(_VECTOR):
+                            at = (g, base + side * _VECTOR + t)
+                            tir.store(self.scores, at, job.score(sums[g * _VECTOR + t]))
+        tir.sync_block()
+
+    def _add_dots(self, sums: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
+        key = tir.registers(_VECTOR, "float32")
+        self.pool.load_keys(key, place, d)
+        for g in range(self.job.group):
+            query = tir.let(self.queries[g, d])
+            for t in range(_VECTOR):
+                i = g * _VECTOR + t
+                tir.store(sums, i, tir.fma(query, key[t], sums[i]))
+
+    def weigh(self, ml: Buffer, item: Expr) -> None:
+        """Scores into weights, a warp for each query; what the row does not see weighs nothing."""
+        job, lane = self.job, self.threads.lane
+        for first in range(0, job.group, _WARPS):
+            g = tir.let(first + self.threads.warp)
+            with tir.when(g < job.group):
+                tokens = [lane + t for t in range(0, job.segment_tokens, WARP)]
+                seen = [self._sees(self.first + t) for t in tokens]
+                scores = [
+                    tir.let(tir.if_then_else(s, self.scores[g, t], tir.const(NOTHING, "float32")))
+                    for s, t in zip(seen, tokens, strict=True)
+                ]
+                top = scores[0]
+                for score in scores[1:]:
+                    top = tir.maximum(top, score)
+                top = tir.warp_reduce(top, "max")
+                total: Expr = tir.const(0.0, "float32")
+                for s, t, score in zip(seen, tokens, scores, strict=True):
+                    weight = T.Select(s, tir.fast_exp2(score - top), tir.const(0.0, "float32"))
+                    weight = tir.let(weight)
+                    tir.store(self.scores, (g, t), weight)
+                    total = tir.let(total + weight)
+                total = tir.warp_reduce(total, "sum")
+                with tir.when(lane == 0):
+                    head = self.pool.kv_head * job.group + g
+                    tir.store(ml, (item, head, 0), top)
+                    tir.store(ml, (item, head, 1), total)
+        tir.sync_block()
+
+    def add_values(self, acc: Buffer, item: Expr) -> None:
+        """A lane takes 8 dimensions of a token; the parts of a query meet in shared memory."""
+        job, lane = self.job, self.threads.lane
+        lanes = job.head_dim // _VECTOR  # of a token
+        side_by_side = WARP // lanes
+        parts = _WARPS * side_by_side
+        sums = tir.registers(job.group * _VECTOR, "float32")
+        for i in range(job.group * _VECTOR):
+            tir.store(sums, i, tir.const(0.0, "float32"))
+        part = tir.let(self.threads.warp * side_by_side + lane // lanes)
+        d = tir.let(lane % lanes * _VECTOR)
+        with tir.serial(0, -(-job.segment_tokens // parts)) as step:
+            t = tir.let(step * parts + part)
+            inside = tirx.And(lane < lanes * side_by_side, t < job.segment_tokens)
+            with tir.when(tirx.And(inside, self._sees(self.first + t))):
+                value = tir.registers(_VECTOR, "float32")
+                self.pool.load_values(value, self.pool.place(self.first + t), d)
+                for g in range(job.group):
+                    weight = tir.let(self.scores[g, t])
+                    for i in range(_VECTOR):
+                        at = g * _VECTOR + i
+                        tir.store(sums, at, tir.fma(weight, value[i], sums[at]))
+        met = tir.shared((parts, job.head_dim), "float32")
+        for g in range(job.group):
+            with tir.when(lane < lanes * side_by_side):
+                for i in range(_VECTOR):
+                    tir.store(met, (part, d + i), sums[g * _VECTOR + i])
+            tir.sync_block()
+            self._store(acc, met, item, g, parts)
+            tir.sync_block()
+
+    def _store(self, acc: Buffer, met: Buffer, item: Expr, g: int, parts: int) -> None:
+        head = self.pool.kv_head * self.job.group + g
+        for first in range(0, self.job.head_dim, _WARPS * WARP):
+            c = tir.let(first + self.threads.thread)
+            with tir.when(c < self.job.head_dim):
+                total = met[0, c]
+                for part in range(1, parts):
+                    total = total + met[part, c]
+                tir.store(acc, (item, head, c), total)
+
+
+def attention_reduce(job: Attention, n: int | None, *, quantize: bool) -> tirx.PrimFunc:
+    """The work items of each row merged in ascending order.
+
+    Arguments: acc, ml as `attention_split` leaves them; tiles i32 (t, 4) = (row, 1, first work
+    item, work items); output o f32 (n, heads head_dim), or its q8a with `quantize`. Rows in no tile
+    are left as they were. A warp takes 32 columns of a row.
+    """
+    rows = tir.rows_var() if n is None else n
+    width = job.heads * job.head_dim
+
+    def body() -> None:
+        items, count = tir.rows_var("w"), tir.rows_var("t")
+        acc = tir.arg("acc", (items, job.heads, job.head_dim), "float32")
+        ml = tir.arg("ml", (items, job.heads, 2), "float32")
+        tiles = tir.arg("tiles", (count, 4), "int32")
+        out = Q8a.declare(width, rows) if quantize else tir.arg("o", (rows, width), "float32")
+        blocks = math.ceil(width / Q8_BLOCK)
+        threads = tir.launch((-(-blocks // _WARPS), count), _WARPS)
+        tile = threads.block[1]
+        row, first, n_items = (tir.let(tiles[tile, i]) for i in (0, 2, 3))
+        block = tir.let(threads.block[0] * _WARPS + threads.warp)
+        column = tir.let(block * Q8_BLOCK + threads.lane)
+        with tir.when(block < blocks):
+            value = _merged(job, (acc, ml), (first, n_items), tir.minimum(column, width - 1))
+            if isinstance(out, Q8a):
+                out.store_block(value, block, row, threads.lane)
+            else:
+                with tir.when(column < width):
+                    tir.store(out, (row, column), value)
+
+    words = ["attention_reduce", job.name, *(["q8"] if quantize else []), f"r{n or 'n'}"]
+    return tir.prim_func("_".join(words), body)
+
+
+def _merged(
+    job: Attention, parts: tuple[Buffer, Buffer], items: tuple[Expr, Expr], column: Expr
+) -> Expr:
+    """One column of one row."""
+    acc, ml = parts
+    first, count = items
+    head, c = tir.let(column // job.head_dim), tir.let(column % job.head_dim)
+    top, total, weights = (tir.registers(1, "float32") for _ in range(3))
+    tir.store(top, 0, tir.const(NOTHING, "float32"))
+    with tir.serial(0, count) as i:
+        tir.store(top, 0, tir.maximum(top[0], ml[first + i, head, 0]))
+    for sums in (total, weights):
+        tir.store(sums, 0, tir.const(0.0, "float32"))
+    with tir.serial(0, count) as i:
+        share = tir.let(tir.fast_exp2(ml[first + i, head, 0] - top[0]))
+        tir.store(weights, 0, tir.fma(share, ml[first + i, head, 1], weights[0]))
+        tir.store(total, 0, tir.fma(share, acc[first + i, head, c], total[0]))
+    return tir.let(total[0] / weights[0])

@@ -1,0 +1,86 @@
+"""Machine code of NVIDIA GPUs, read with NVIDIA's own disassembler: what a kernel executes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpuc.codegen.cuda.wheels import wheel_folder
+
+_FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
+_INSTRUCTION = re.compile(
+    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);", re.MULTILINE
+)
+_NOTHING = ("NOP", "BRA", "EXIT")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: its address, its opcode with modifiers, where it jumps if it does."""
+
+    address: int
+    opcode: str
+    target: int | None
+
+
+@dataclass(frozen=True)
+class Sass:
+    """The instructions of one kernel on one architecture, in order."""
+
+    kernel: str
+    instructions: tuple[Instruction, ...]
+
+    def histogram(self) -> Counter[str]:
+        """How often each opcode with its modifiers stands in the code."""
+        return Counter(i.opcode for i in self.instructions)
+
+    def count(self, opcode: str) -> int:
+        """Instructions of an opcode and the modifiers named, whatever follows them."""
+        return sum(f"{i.opcode}.".startswith(f"{opcode}.") for i in self.instructions)
+
+    def hot_loop(self) -> tuple[Instruction, ...]:
+        """The longest loop that holds no other, all of the code if there is none."""
+        jumps = [i for i in self.instructions if i.target is not None and i.target < i.address]
+        spans = [(int(j.target or 0), j.address) for j in jumps]
+        inner = [
+            s for s in spans if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in spans)
+        ]
+        first, last = max(inner, key=lambda s: s[1] - s[0], default=(0, 1 << 62))
+        return tuple(i for i in self.instructions if first <= i.address <= last)
+
+    def instructions_per_weight(self, weights: int) -> float:
+        """Of the hot loop, in one pass of which a thread takes that many weights."""
+        return sum(i.opcode not in _NOTHING for i in self.hot_loop()) / weights
+
+
+def disassemble(fatbin: bytes, arch: str) -> dict[str, Sass]:
+    """The kernels of a fatbin by name, as they are for an architecture (sm_90a)."""
+    folder = wheel_folder()
+    assert folder is not None, "cuobjdump is not installed: pip install --group dev"
+    tools = folder / "bin"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "kernels.fatbin"
+        path.write_bytes(fatbin)
+        done = subprocess.run(
+            [tools / "cuobjdump", "-sass", "-arch", arch, path],
+            capture_output=True, text=True, check=True,
+            env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
+        )  # fmt: skip
+    _, *parts = _FUNCTION.split(done.stdout)
+    return {
+        name: Sass(name, tuple(_instructions(text)))
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def _instructions(text: str) -> list[Instruction]:
+    found = []
+    for m in _INSTRUCTION.finditer(text):
+        jump = re.search(r"0x([0-9a-f]+)", m[3]) if m[2] == "BRA" else None
+        found.append(Instruction(int(m[1], 16), m[2], int(jump[1], 16) if jump else None))
+    return found
