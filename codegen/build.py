@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tvm import IRModule, relax, transform
 from xpuc.codegen import cuda
 from xpuc.codegen.calling import operands_in_a_tuple, result_given
 from xpuc.codegen.linker import link, require_linker
+from xpuc.codegen.target import CompileTarget
 from xpuc.codegen.tensor_views import share_tensor_views
 
 
@@ -43,8 +43,8 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
     }
 
 
-def build(module: IRModule, target: Any, path: Path, archs: Sequence[str] = ()) -> Built:
-    """Compile the planned module and link it at `path`; a GPU target for all the `archs`."""
+def build(module: IRModule, machine: CompileTarget, path: Path) -> Built:
+    """Compile the planned module for the machine and link it at `path`."""
     linker = require_linker()
     planned, activation_bytes = plan(module)
     finish = transform.Sequential(
@@ -59,7 +59,7 @@ def build(module: IRModule, target: Any, path: Path, archs: Sequence[str] = ()) 
             relax.transform.AttachGlobalSymbol(),
         ]
     )
-    executable, device = _executable(planned, target, finish, archs)
+    executable, device = _executable(planned, machine, finish)
     executable.export_library(
         str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
     )
@@ -67,13 +67,13 @@ def build(module: IRModule, target: Any, path: Path, archs: Sequence[str] = ()) 
 
 
 def _executable(
-    planned: IRModule, target: Any, finish: Any, archs: Sequence[str]
+    planned: IRModule, machine: CompileTarget, finish: Any
 ) -> tuple[Any, cuda.DeviceCode | None]:
     """The VM's executable, and the code for GPUs that it holds."""
-    if str(target.kind.name) != "cuda":
-        return relax.build(planned, target, relax_pipeline=finish), None
-    with target, cuda.compiling(archs) as device:
-        built = relax.build(planned, target, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
+    if not machine.archs:
+        return relax.build(planned, machine.tvm, relax_pipeline=finish), None
+    with machine.tvm, cuda.compiling(machine.archs) as device:
+        built = relax.build(planned, machine.tvm, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
     cuda.check_no_source(built.mod)
     return built, device
 

@@ -203,10 +203,7 @@ class _Work:
         lowered, pool = made.lowered, made.pool
         roofs = roof.add_roofs(lowered)
         built = self.phase(
-            "build",
-            lambda: build.build(
-                lowered.finish(), made.machine.tvm, staging / LIBRARY, made.machine.archs
-            ),
+            "build", lambda: build.build(lowered.finish(), made.machine, staging / LIBRARY)
         )
         tensors = self.tensors(model, made.module, made.weight_names)
         self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))

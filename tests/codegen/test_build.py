@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tvm import IRModule, relax
-from tvm.target import Target
 
 from xpuc.codegen import build, linker
 from xpuc.codegen.kernels.activation import silu
+from xpuc.codegen.target import resolve
 from xpuc.errors import XpucError
 
 
@@ -31,7 +31,7 @@ def test_the_linker_may_be_several_words(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", command)
-    built = build.build(module(), Target("llvm"), tmp_path / "model.so")
+    built = build.build(module(), resolve("llvm"), tmp_path / "model.so")
     assert built.path.stat().st_size > 0
     assert built.activation_bytes == {"step": 4 * 8 * 4}
 
@@ -44,7 +44,7 @@ def test_a_linker_that_fails_is_named(
 ) -> None:
     monkeypatch.setenv("CC", command)
     with pytest.raises(XpucError, match=f"{command}: {message}"):
-        build.build(module(), Target("llvm"), tmp_path / "model.so")
+        build.build(module(), resolve("llvm"), tmp_path / "model.so")
 
 
 def test_without_a_compiler_ziglang_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,4 @@ def test_without_a_compiler_ziglang_serves(monkeypatch: pytest.MonkeyPatch) -> N
     assert linker.find_linker() == [sys.executable, "-m", "ziglang", "cc"]
     found.clear()
     with pytest.raises(XpucError, match="no C compiler"):
-        build.build(module(), Target("llvm"), Path("model.so"))
+        build.build(module(), resolve("llvm"), Path("model.so"))

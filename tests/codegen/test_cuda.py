@@ -119,7 +119,7 @@ def test_both_dialects_build_to_one_library(tmp_path: Path) -> None:
             y = builder.emit(relax.call_tir(norm, [x, w], [x.ty]))
             out = builder.emit_output(builder.emit(relax.call_tir(act, [y], [x.ty])))
         builder.emit_func_output(out)
-    built = build.build(builder.finalize(), MACHINE.tvm, tmp_path / "model.so", MACHINE.archs)
+    built = build.build(builder.finalize(), MACHINE, tmp_path / "model.so")
     assert built.device is not None
     facts = built.device.as_manifest()
     assert facts["archs"] == list(ARCHS)
