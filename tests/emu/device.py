@@ -1,4 +1,4 @@
-"""Kernels on the emulated GPU through TVM, for the tests of this folder.
+"""Kernels on the emulated GPU, built as xpuc builds them, for the tests of this folder.
 
 y, = run(kernel, x, Out((n,), "float32"))
 """
@@ -6,18 +6,39 @@ y, = run(kernel, x, Out((n,), "float32"))
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
-from emu import fake_driver
+from emu import compiler, fake_driver
 
-fake_driver.compile_with_emulator()
+from xpuc.codegen import cuda
+from xpuc.codegen.cuda.compiler import Fatbin
+from xpuc.codegen.target import resolve
 
-ARCH = "sm_90a"
+fake_driver.load()  # conftest.py did, before tvm
+
+ARCHS = ("sm_90a",)
+MACHINE = resolve("cuda -arch=" + ",".join(ARCHS))
+
+
+class Emulator:
+    """A `codegen.cuda.compiler.Compiler` for the emulated GPU."""
+
+    name = "g++ for the emulated GPU"
+
+    def compile(self, source: str, archs: Sequence[str]) -> Fatbin:
+        return Fatbin(compiler.compile_cuda(source), (), source)
+
+
+@contextmanager
+def emulated() -> Iterator[None]:
+    """TVM builds inside `with` make code for the emulated GPU."""
+    with MACHINE.tvm, cuda.compiling(ARCHS, Emulator()):
+        yield
 
 
 @dataclass(frozen=True)
@@ -42,24 +63,11 @@ def device() -> Any:
     return found
 
 
-def target() -> Any:
-    """The TVM target of the emulated GPU, its host this machine's CPU."""
-    kind = {
-        "kind": "cuda",
-        "arch": ARCH,
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 48 * 1024,
-        "thread_warp_size": 32,
-    }
-    return tvm.target.Target(kind, host={"kind": "llvm"})
-
-
-def build(functions: Any) -> Any:
-    """An executable of one PrimFunc or of an IRModule of them."""
-    if not isinstance(functions, tvm.IRModule):
-        functions = tvm.IRModule({functions.attrs["global_symbol"]: functions})
-    with target():
-        return tvm.compile(functions, target=target(), tir_pipeline=pipeline())
+def build(*functions: Any) -> Any:
+    """An executable of some PrimFuncs, which are called by their names."""
+    module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
+    with emulated():
+        return tvm.compile(module, target=MACHINE.tvm, tir_pipeline=cuda.PIPELINE)
 
 
 def run(function: Any, *arguments: Any) -> list[np.ndarray]:
@@ -115,31 +123,3 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def pipeline() -> str:
-    """The lowering of a module that holds both of TVM's dialects."""
-    from tvm.tirx import compilation_pipeline as pipelines
-
-    def lower(module: Any, _context: Any) -> Any:
-        out = tvm.IRModule({}, attrs=module.attrs)
-        for name, wanted in (("s_tir", True), ("tirx", False)):
-            part = {
-                gv: f
-                for gv, f in module.functions_items()
-                if isinstance(f, tvm.tirx.PrimFunc) and bool(f.attrs.get("s_tir", False)) == wanted
-            }
-            if part:
-                passes, *_ = pipelines.PIPELINE_MAP[name]()
-                out.update(passes(tvm.IRModule(part, attrs=module.attrs)))
-        for gv, f in module.functions_items():
-            if not isinstance(f, tvm.tirx.PrimFunc):
-                out[gv] = f
-        return out
-
-    def factory() -> Any:
-        lowering = tvm.transform.module_pass(lower, opt_level=0)
-        return lowering, pipelines.finalize_host_passes, pipelines.finalize_device_passes
-
-    pipelines.register_tir_pipeline("emu", factory)
-    return "emu"

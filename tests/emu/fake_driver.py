@@ -28,18 +28,6 @@ def load() -> ctypes.CDLL:
     return driver
 
 
-def compile_with_emulator() -> None:
-    """Make TVM's build hand its CUDA C to the emulator's compiler."""
-    load()  # of conftest.py, before tvm
-    import tvm_ffi
-
-    tvm_ffi.register_global_func(
-        "tvm_callback_cuda_compile",
-        lambda code, *_: compiler.compile_cuda(code),
-        override=True,
-    )
-
-
 def launches(kernel: str | None = None) -> int:
     """How many kernels ran so far, or how often this one did."""
     driver = load()

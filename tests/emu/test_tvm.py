@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tvm
 from emu import fake_driver
-from emu.device import InOut, Out, build, device, pipeline, run, target
+from emu.device import MACHINE, InOut, Out, build, device, emulated, run
 from tvm import relax, te
-from tvm.relax.backend.cuda import pipeline as cuda
+from tvm.relax.backend.cuda import pipeline
 
+from xpuc.codegen import cuda
 from xpuc.schedules.cuda import tir
 
 RNG = np.random.default_rng(6)
@@ -245,15 +246,15 @@ def f32(*shape):
 
 def lowering():
     """TVM's own passes for CUDA, without those that schedule, fuse and look into s_tir."""
-    _reshapes, *passes = cuda.dataflow_lower_passes(target())
-    return tvm.transform.Sequential([*passes, *cuda.finalize_passes(target())])
+    _reshapes, *passes = pipeline.dataflow_lower_passes(MACHINE.tvm)
+    return tvm.transform.Sequential([*passes, *pipeline.finalize_passes(MACHINE.tvm)])
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_relax_vm_and_cuda_graphs(graph, order):
-    with target(), tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": graph}):
+    with emulated(), tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": graph}):
         executable = relax.build(
-            step_module(), target(), relax_pipeline=lowering(), tir_pipeline=pipeline()
+            step_module(), MACHINE.tvm, relax_pipeline=lowering(), tir_pipeline=cuda.PIPELINE
         )
     assert ("cuda_graph.run_or_capture" in executable.as_text()) == graph
     vm = relax.VirtualMachine(executable, device())
