@@ -248,13 +248,23 @@ _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 
 
-def load_matrices(into: Buffer, at: int, count: int, tile: Buffer, index: Sequence[Expr]) -> None:
+def load_matrices(
+    into: Buffer,
+    at: int,
+    count: int,
+    tile: Buffer,
+    index: Sequence[Expr],
+    *,
+    transposed: bool = False,
+) -> None:
     """`count` (1, 2, 4) 8x8 matrices of 16-bit elements from shared memory, a register of each.
 
     Lanes 8i to 8i+7 give with `index` the rows of matrix i, 16 bytes each; lane l gets elements
-    2(l % 4) and the next of row l / 4. The registers are `into[at]` and the following, uint32.
+    2(l % 4) and the next of row l / 4, of the transposed matrix if `transposed`. The registers are
+    `into[at]` and the following, uint32.
     """
-    instruction = f"ldmatrix.sync.aligned.m8n8.x{count}.shared.b16"
+    order = ".trans" if transposed else ""
+    instruction = f"ldmatrix.sync.aligned.m8n8.x{count}{order}.shared.b16"
     pointer = tile.ptr_to(list(index))
     T.evaluate(T.ptx[instruction](*(into[at + i] for i in range(count)), pointer))
 

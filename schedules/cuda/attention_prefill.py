@@ -1,0 +1,286 @@
+"""Attention of many rows on a GPU: flash attention on tensor cores, a tile of rows a block.
+
+The queries of a tile before one head of the pool, rows times the heads that share it, are the rows
+of a matrix; 16 of them are a warp's. The context passes in chunks through shared memory: scores are
+`mma` products in f32 of f16 queries and keys, softmax runs online, and weights, as f16, multiply
+the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import add
+
+from tvm import tirx
+
+from xpuc.schedules.cuda import tir
+from xpuc.schedules.cuda.attention import NOTHING, Attention
+from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
+
+_WARPS = 4
+_QUERIES = 16 * _WARPS  # of a block
+_PAD = 8  # elements after a row in shared memory, so that 8 rows start in different banks
+_GROUP = 16  # tokens that are in the pool side by side
+
+
+def tile_rows_for(heads: int, kv_heads: int) -> int:
+    """Rows of one sequence that a tile takes at most."""
+    return max(1, _QUERIES * kv_heads // heads)
+
+
+def accepts(job: Attention) -> bool:
+    """Whether the kernel is for such a layer: whole steps of 16 dimensions, registers for them."""
+    return job.head_dim % 16 == 0 and job.group <= _QUERIES and job.head_dim <= 256
+
+
+def attention_prefill(job: Attention, n: int | None) -> tirx.PrimFunc:
+    """Causal attention of tiles of rows.
+
+    Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (first row, rows,
+    first work item, work items) with at most `tile_rows_for` rows of consecutive positions; work
+    i32 (w, 4), whose third column is the sequence; block_table i32 (s, max_blocks); Kp (blocks,
+    kv_heads, head_dim, block_tokens), Vp (blocks, kv_heads, block_tokens, head_dim); output o f32
+    (n, heads head_dim). Rows in no tile are left as they were.
+    """
+    assert accepts(job), job
+    rows = tir.rows_var() if n is None else n
+
+    def body() -> None:
+        hd, width = job.head_dim, job.heads * job.head_dim
+        count, blocks = tir.rows_var("t"), tir.rows_var("n_blocks")
+        q = tir.arg("q", (rows, width), "float32")
+        positions = tir.arg("positions", (rows,), "int32")
+        tiles = tir.arg("tiles", (count, 4), "int32")
+        work = tir.arg("work", (tir.rows_var("w"), 4), "int32")
+        table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
+        keys = tir.arg("keys", (blocks, job.kv_heads, hd, job.block_tokens), job.kv_dtype)
+        values = tir.arg("values", (blocks, job.kv_heads, job.block_tokens, hd), job.kv_dtype)
+        out = tir.arg("o", (rows, width), "float32")
+        threads = tir.launch((job.kv_heads, count), _WARPS)
+        kv_head, tile = threads.block
+        row, n_rows, item = (tir.let(tiles[tile, i]) for i in range(3))
+        pool = _Pool(keys, values, table, tir.let(work[item, 2]), kv_head)
+        flash = _Flash(job, threads, pool, row, n_rows, tir.let(positions[row]))
+        flash.read_queries(q)
+        flash.pass_context()
+        flash.write(out)
+
+    return tir.prim_func(f"attention_prefill_{job.name}_r{n or 'n'}", body)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The K/V of one head of one sequence."""
+
+    keys: Buffer
+    values: Buffer
+    block_table: Buffer
+    seq: Expr
+    kv_head: Expr
+
+
+class _Flash:
+    """A block of threads before one head; a thread holds parts of two queries of its warp.
+
+    Fragments are those of mma m16n8k16: lane l has rows l / 4 and l / 4 + 8, of a tile of 8 columns
+    columns 2 (l % 4) and the next. `q` has a register (two f16) for each 8 dimensions of each row,
+    `sums` 4 f32 for each 8 dimensions, `top` and `total` one a row.
+    """
+
+    def __init__(
+        self, job: Attention, threads: Threads, pool: _Pool, row: Expr, n_rows: Expr, first: Expr
+    ) -> None:
+        self.job, self.threads, self.pool, self.row, self.first = job, threads, pool, row, first
+        self.chunk = 64 if job.head_dim <= 128 else 32  # tokens
+        lane = threads.lane
+        self.queries = n_rows * job.group
+        self.mine = [tir.let(threads.warp * 16 + lane // 4 + 8 * i) for i in range(2)]
+        self.columns = tir.let(lane % 4 * 2)
+        self.positions = [tir.let(first + m // job.group) for m in self.mine]
+        self.last = tir.let(first + n_rows - 1)
+        self.low = tir.let(tir.maximum(0, first - job.window + 1)) if job.window else 0
+        self.q = tir.registers(job.head_dim // 4, "uint32")
+        self.sums = tir.registers(job.head_dim // 2, "float32")
+        self.top, self.total = tir.registers(2, "float32"), tir.registers(2, "float32")
+        self.keys = tir.shared((job.head_dim, self.chunk + _PAD), "float16")
+        self.values = tir.shared((self.chunk, job.head_dim + _PAD), "float16")
+
+    def read_queries(self, q: Buffer) -> None:
+        """As f16; those past the tile's last are read as its first."""
+        job = self.job
+        for i, m in enumerate(self.mine):
+            inside = tir.let(T.Select(m < self.queries, m, tir.const(0, "int32")))
+            row = tir.let(self.row + inside // job.group)
+            head = self.pool.kv_head * job.group + inside % job.group
+            start = tir.let(head * job.head_dim)
+            for tile in range(job.head_dim // 8):
+                c = start + 8 * tile + self.columns
+                tir.store(self.q, 2 * tile + i, _pair(q[row, c], q[row, c + 1]))
+            tir.store(self.top, i, tir.const(NOTHING, "float32"))
+            tir.store(self.total, i, tir.const(0.0, "float32"))
+        for i in range(job.head_dim // 2):
+            tir.store(self.sums, i, tir.const(0.0, "float32"))
+
+    def pass_context(self) -> None:
+        """The chunks that any row of the tile sees, in ascending order."""
+        begin, end = self.low // self.chunk, self.last // self.chunk + 1
+        with tir.serial(0, end - begin) as turn:
+            start = tir.let((begin + turn) * self.chunk)
+            tir.sync_block()
+            self._fetch(start)
+            tir.sync_block()
+            scores = self._scores()
+            self._weigh(scores, start)
+            self._add_values(scores)
+
+    def _fetch(self, start: Expr) -> None:
+        """A chunk into shared memory; what no row of the tile sees becomes zeros."""
+        hd = self.job.head_dim
+        groups = self.chunk // _GROUP
+
+        def key(i: Expr) -> None:
+            d, side = tir.let(i // (2 * groups)), tir.let(i % (2 * groups))
+            place = self._place(start + side // 2 * _GROUP)
+            index = (place[0], self.pool.kv_head, d, place[1] + side % 2 * 8)
+            self._copy(self.keys, (d, side * 8), self.pool.keys, index, place[2])
+
+        def value(i: Expr) -> None:
+            t, c = tir.let(i // (hd // 8)), tir.let(i % (hd // 8) * 8)
+            token = tir.let(start + t)
+            place = self._place(token // _GROUP * _GROUP)
+            index = (place[0], self.pool.kv_head, place[1] + token % _GROUP, c)
+            is_there = tirx.And(place[2], token <= self.last)
+            self._copy(self.values, (t, c), self.pool.values, index, is_there)
+
+        self._share(hd * 2 * groups, key)
+        self._share(self.chunk * hd // 8, value)
+
+    def _share(self, count: int, visit: Callable[[Expr], None]) -> None:
+        width = self.threads.warps * WARP
+        with tir.serial(0, -(-count // width)) as turn:
+            i = tir.let(turn * width + self.threads.thread)
+            with tir.when(i < count):
+                visit(i)
+
+    def _place(self, token: Expr) -> tuple[Expr, Expr, Expr]:
+        """Of a group's first token: the block of the pool, the offset, whether it is there.
+
+        A place that has left the window may name no block any more.
+        """
+        tokens = self.job.block_tokens
+        there = tirx.And(token <= self.last, token + _GROUP > self.low)
+        entry = self.pool.block_table[self.pool.seq, token // tokens]
+        block = tir.let(tir.if_then_else(there, entry, tir.const(0, "int32")))
+        return block, token % tokens // _GROUP * _GROUP, there
+
+    def _copy(
+        self, into: Buffer, at: tuple[Expr, Expr], pool: Buffer, index: Sequence[Expr], there: Expr
+    ) -> None:
+        """8 elements as f16, zeros where they are not there."""
+        *outer, last = index
+        wide = self.job.kv_dtype == "float32"
+        part = tir.registers(8, "float16")
+        for i in range(8):
+            tir.store(part, i, tir.const(0.0, "float16"))
+        with tir.when(there):
+            if not wide:
+                tir.store(part, 0, tir.load(pool, (*outer, last), 8), 8)
+            else:
+                for i in range(8):
+                    tir.store(part, i, tir.cast(pool[(*outer, last + i)], "float16"))
+        tir.store(into, at, tir.load(part, 0, 8), 8)
+
+    def _scores(self) -> Buffer:
+        """Dot products of the warp's queries with the chunk: 4 f32 for each 8 tokens."""
+        hd, tiles = self.job.head_dim, self.chunk // 8
+        scores = tir.registers(4 * tiles, "float32")
+        for i in range(4 * tiles):
+            tir.store(scores, i, tir.const(0.0, "float32"))
+        for step in range(hd // 16):
+            a = [self.q[4 * step + i] for i in range(4)]
+            for pair in range(tiles // 2):
+                b = self._fragments(self.keys, 16 * step, 16 * pair)
+                for side in range(2):
+                    at = 4 * (2 * pair + side)
+                    tir.mma_f16(scores, at, a, [b[2 * side], b[2 * side + 1]])
+        return scores
+
+    def _fragments(self, tile: Buffer, row: int, column: int) -> Buffer:
+        """16 rows by 16 columns of shared memory as the second operands of two products."""
+        lane = self.threads.lane
+        into = tir.registers(4, "uint32")
+        index = [row + lane % 16, column + lane // 16 * 8]
+        tir.load_matrices(into, 0, 4, tile, index, transposed=True)
+        return into
+
+    def _weigh(self, scores: Buffer, start: Expr) -> None:
+        """Scores into weights; what came before is scaled to the new largest."""
+        job, tiles = self.job, self.chunk // 8
+        for i in range(2):
+            own = [4 * tile + 2 * i + c for tile in range(tiles) for c in range(2)]
+            top: Expr = tir.const(NOTHING, "float32")
+            for at in own:
+                token = start + at // 4 * 8 + self.columns + at % 2
+                seen = token <= self.positions[i]
+                if job.window:
+                    seen = tirx.And(seen, token > self.positions[i] - job.window)
+                score = T.Select(seen, job.score(scores[at]), tir.const(NOTHING, "float32"))
+                tir.store(scores, at, score)
+                top = tir.let(tir.maximum(top, scores[at]))
+            top = _of_row(top, tir.maximum)
+            largest = tir.let(tir.maximum(self.top[i], top))
+            keep = tir.let(tir.fast_exp2(self.top[i] - largest))
+            total: Expr = tir.const(0.0, "float32")
+            for at in own:
+                hidden = scores[at] <= tir.const(NOTHING, "float32")
+                weight = tir.fast_exp2(scores[at] - largest)
+                tir.store(scores, at, T.Select(hidden, tir.const(0.0, "float32"), weight))
+                total = tir.let(total + scores[at])
+            tir.store(self.top, i, largest)
+            tir.store(self.total, i, tir.fma(self.total[i], keep, total))
+            for tile in range(job.head_dim // 8):
+                for c in range(2):
+                    at = 4 * tile + 2 * i + c
+                    tir.store(self.sums, at, self.sums[at] * keep)
+
+    def _add_values(self, weights: Buffer) -> None:
+        """The chunk's values, weighted, to the sums."""
+        for step in range(self.chunk // 16):
+            at = 8 * step
+            a = [tir.let(_pair(weights[at + i], weights[at + i + 1])) for i in (0, 2, 4, 6)]
+            for pair in range(self.job.head_dim // 16):
+                b = self._fragments(self.values, 16 * step, 16 * pair)
+                for side in range(2):
+                    to = 4 * (2 * pair + side)
+                    tir.mma_f16(self.sums, to, a, [b[2 * side], b[2 * side + 1]])
+
+    def write(self, out: Buffer) -> None:
+        """The warp's rows of the result."""
+        job = self.job
+        for i, m in enumerate(self.mine):
+            total = _of_row(self.total[i], add)
+            inverse = tir.let(tir.const(1.0, "float32") / total)
+            with tir.when(m < self.queries):
+                row = tir.let(self.row + m // job.group)
+                head = self.pool.kv_head * job.group + m % job.group
+                start = tir.let(head * job.head_dim + self.columns)
+                for tile in range(job.head_dim // 8):
+                    for c in range(2):
+                        value = self.sums[4 * tile + 2 * i + c] * inverse
+                        tir.store(out, (row, start + 8 * tile + c), value)
+
+
+def _of_row(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    """Of the four lanes that share a row."""
+    for mask in (1, 2):
+        value = tir.let(combine(value, tir.shuffle_xor(value, mask)))
+    return value
+
+
+def _pair(first: Expr, second: Expr) -> Expr:
+    """Two f32 as two f16 in a word."""
+    low, high = (
+        tir.cast(tir.bits(tir.cast(x, "float16"), "uint16"), "uint32") for x in (first, second)
+    )
+    return low | T.shift_left(high, tir.const(16, "uint32"))
