@@ -77,21 +77,28 @@ def test_rms_norm_of_every_boundary(
         np.testing.assert_array_equal(got, want)
 
 
+SCALES = "0.3651 2.0000 0.7071 0.2000 0.3333"
+ROWS = """\
+  0.3651  0.7303  1.0954  1.4606
+  1.0000  1.0000  1.0000  1.0000
+ -1.4142  0.0000  1.4142  0.0000
+  2.0000  0.0000  0.0000  0.0000
+  1.0000  1.0000  1.0000  1.0000"""
+
+
 def test_scales_golden() -> None:
-    """The example RmsNormThreads of "Reading inference engine codebases": its scales and rows."""
+    """What the example RmsNormThreads of "Reading inference engine codebases" prints."""
     x = np.array(
         [[1, 2, 3, 4], [0.5, 0.5, 0.5, 0.5], [-2, 0, 2, 0], [10, 0, 0, 0], [3, 3, 3, 3]], np.float32
     )
-    scales = [0.3651, 2.0000, 0.7071, 0.2000, 0.3333]
-    ys = [[0.3651, 0.7303, 1.0954, 1.4606], [1] * 4, [-1.4142, 0, 1.4142, 0], [2, 0, 0, 0], [1] * 4]
     # Each row twice over, which leaves its mean of squares: the kernel wants whole vectors.
     twice, weight = np.tile(x, 2), np.ones(8, np.float32)
     plain = rms_norm(8, None, EPS, residual=False, post_norm=False)
     (y,) = call(build(plain), [twice, weight], [((5, 8), "float32")])
     np.testing.assert_array_equal(y[:, 4:], y[:, :4])
     for got in (y[:, :4], reference_ops.rms_norm(x, weight[:4], EPS)):
-        np.testing.assert_allclose(got, ys, atol=6e-5)
-        np.testing.assert_allclose(got[:, 0] / x[:, 0], scales, atol=5e-5)
+        assert "\n".join("".join(f"{v:8.4f}" for v in row) for row in got) == ROWS
+        assert " ".join(f"{scale:.4f}" for scale in got[:, 0] / x[:, 0]) == SCALES
 
 
 @pytest.mark.parametrize("post_norm", [False, True])
