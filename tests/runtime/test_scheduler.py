@@ -58,6 +58,27 @@ def test_a_step_that_preempts_admits_nobody_and_the_next_no_newcomer() -> None:
     assert scheduler.plan().spans == [Span(younger, 8, 1), Span(newcomer, 0, 1)]
 
 
+def test_nobody_resumes_in_a_step_that_preempts_even_if_it_fits() -> None:
+    """Two yield to a copy and a block: the younger one's few would fit in the other's many."""
+    scheduler = scheduler_of(n_blocks=7, max_batch=4, max_chunk=5)
+    parent, child = sequence_of(0, 8), Sequence(Request(1, sequence_of(0, 8).request.prompt_ids))
+    large, small = sequence_of(2, 8), sequence_of(3, 1)
+    scheduler.add(large)
+    scheduler.add(small)
+    carry_out(scheduler, scheduler.plan())
+    carry_out(scheduler, scheduler.plan())
+    scheduler.add(parent)
+    carry_out(scheduler, scheduler.plan())
+    assert [each.n_computed for each in (parent, large, small)] == [3, 9, 3]
+    scheduler.fork(parent, child)
+    scheduler.kv.groups[0].pool.allocate(1)  # to somebody else: none is free
+    plan = scheduler.plan()
+    assert scheduler.running == [parent, child]
+    assert list(scheduler.preempted) == [small, large]
+    assert (plan.record.n_preempted, plan.record.n_resumed) == (2, 0)
+    assert scheduler.kv.start(small, len(small.tokens), headroom=1), "it would have fitted"
+
+
 def test_the_youngest_yields_and_the_first_that_yielded_resumes_first() -> None:
     scheduler = scheduler_of(n_blocks=6, max_chunk=16)
     oldest, middle, youngest = (sequence_of(n, 4) for n in range(3))
