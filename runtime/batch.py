@@ -10,9 +10,10 @@ leading parts:
     out_rows (m,)        the rows whose result is wanted
 
 A step in which every sequence brings one token is a `decode` (one row) or `cols` call, padded to
-the next bucket; a padded row has token 0, position 0 and slot -1 and is in no tile. Everything
-else is a `prefill` call. Decoding creates no array: its views are made with the batch, and tiles,
-work and out_rows are written only when a sequence enters another segment.
+the next bucket; a padded row has token 0, position 0 and slot -1 and is in no tile. Drafts of a
+token are rows after it, tiles of their own that share its sequence's blocks. Everything else is a
+`prefill` call. Decoding creates no array: its views are made with the batch, and tiles, work and
+out_rows are written only when a sequence enters another segment or brings other drafts.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Batch:
         self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
         # Per row of the table: whose blocks stand there, since which epoch, and how many.
         self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * sizes.max_batch
-        self._segments: list[int] = []  # of each row, as tiles and work say; empty: not a decode
+        # Of each row of a decode call its sequence and segments, as tiles and work say them.
+        self._segments: list[tuple[int, int]] = []
 
     @property
     def n_rows(self) -> int:
@@ -142,11 +144,13 @@ class Batch:
             yield from each.views.values()
 
     def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
-        """Describe a step. out_rows are the last rows of the spans that end their sequence, in the
-        order of `spans`, or all rows with `every_row`. A step in which no result is wanted names
-        its last row, because a call without any would need kernels for zero rows.
+        """Describe a step. out_rows are the last rows of the spans that end their sequence and the
+        rows of their drafts, in the order of `spans`, or all rows with `every_row`. A step in which
+        no result is wanted names its last row, because a call without any would need kernels for
+        zero rows.
         """
-        if len(spans) <= self._max_bucket and all(s.count == 1 and s.is_last for s in spans):
+        n_rows = sum(span.n_rows for span in spans)
+        if n_rows <= self._max_bucket and all(s.count == 1 and s.is_last for s in spans):
             self._fill_decode(spans)
         else:
             self._fill_prefill(spans, every_row)
@@ -154,28 +158,34 @@ class Batch:
 
     def _fill_decode(self, spans: Many[Span]) -> None:
         tokens, positions, slots = self._tokens.all, self._positions.all, self._slots.all
-        segments = []
-        for row, span in enumerate(spans):
-            sequence, start = span.sequence, span.start
-            tokens[row] = sequence.tokens[start]
-            positions[row] = start
-            slots[row] = self._slot(sequence, start)
-            segments.append(start // self._sizes.segment_tokens + 1)
-            self._write_table(row, sequence)
-        n_rows = next(bucket for bucket in self._buckets if bucket >= len(spans))
-        for row in range(len(spans), n_rows):
+        segments: list[tuple[int, int]] = []
+        for seq, span in enumerate(spans):
+            sequence, position = span.sequence, span.start
+            self._write_table(seq, sequence)
+            for token in (sequence.tokens[position], *span.drafts):
+                row = len(segments)
+                tokens[row] = token
+                positions[row] = position
+                slots[row] = self._slot(sequence, position)
+                segments.append((seq, position // self._sizes.segment_tokens + 1))
+                position += 1
+        n = len(segments)
+        n_rows = next(bucket for bucket in self._buckets if bucket >= n)
+        for row in range(n, n_rows):
             tokens[row], positions[row], slots[row] = 0, 0, -1
         if segments != self._segments:
-            self._write_work([(row, 1, row, self._last(n)) for row, n in enumerate(segments)])
-            self._out_rows.write(range(len(spans)))
+            tiles = [(row, 1, seq, self._last(last)) for row, (seq, last) in enumerate(segments)]
+            self._write_work(tiles)
+            self._out_rows.write(range(n))
             self._segments = segments
-        self._view(n_rows, len(spans), "decode" if n_rows == 1 else "cols")
+        self._view(n_rows, n, "decode" if n_rows == 1 else "cols")
 
     def _fill_prefill(self, spans: Many[Span], every_row: bool) -> None:
         tiles: list[_Tile] = []
         wanted: list[int] = []
         row = 0
         for seq, span in enumerate(spans):
+            assert not span.drafts, "drafts are rows of decode calls only"
             self._write_table(seq, span.sequence)
             self._write_rows(row, seq, span)
             for first in range(0, span.count, self._sizes.tile_rows):

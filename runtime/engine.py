@@ -32,6 +32,7 @@ from xpuc.runtime.sampling_params import SamplingParams, from_options
 from xpuc.runtime.scheduler import QUEUE_BOUND, Span
 from xpuc.runtime.score import Score, borrowed, score, teacher_forced
 from xpuc.runtime.sequence import Request
+from xpuc.runtime.speculation import Speculation
 from xpuc.runtime.step_engine import Event, StepEngine
 
 __all__ = ["Chunk", "Engine", "Event", "Request", "Result", "SamplingParams", "Score", "load"]
@@ -183,6 +184,7 @@ def load(
     policy: PolicyName = "fcfs",
     chunk_budget_ms: float = BUDGET_MS,
     queue_bound: int = QUEUE_BOUND,
+    speculation: Speculation | None = None,
     step_log: str | Path | None = None,
 ) -> Engine:
     """An engine on the artifact at `path`, ready to serve.
@@ -196,6 +198,8 @@ def load(
     policy           fcfs | priority | lpm | vllm: in which order requests are served
     chunk_budget_ms  how long prompts may keep those waiting that decode; math.inf: no bound
     queue_bound      most requests that wait; the next one is refused
+    speculation      tokens guessed to come next are computed along, see speculation.Speculation;
+                     default: none. The answers are the same
     step_log         file that a line of JSON is added to for every step, see phases.StepRecord
 
     ArtifactError if it does not fit this machine, RequestError if ctx is too large, FileError if
@@ -228,6 +232,7 @@ def load(
             queue_bound=queue_bound,
             policy=policy,
             chunk_budget_ms=chunk_budget_ms,
+            speculation=speculation,
             store=kept,
             identity=identity,
             step_log=steps,

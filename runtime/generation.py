@@ -40,6 +40,7 @@ class Timings:
     first_token_ms  from the request to its first token: waiting and prompt
     prompt_ms       from its first step to its first token
     decode_ms       from its first token to its last
+    n_drafted       tokens computed ahead (llama.cpp's draft_n); n_accepted: those of them that came
     """
 
     n_prompt: int
@@ -47,6 +48,8 @@ class Timings:
     first_token_ms: float
     prompt_ms: float
     decode_ms: float
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -60,7 +63,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step adds to a request. The last one has a finish_reason, and no id if the request
+    """What one token adds to a request. The last one has a finish_reason, and no id if the request
     ended without a token (cancelled, error)."""
 
     text: str
@@ -219,7 +222,7 @@ class Generation:
             ids=sequence.generated_ids,
             text="".join(self._text),
             finish_reason=sequence.finish_reason,
-            timings=self._times.timings(sequence.n_prompt, sequence.n_generated),
+            timings=self._times.timings(sequence),
             seed=self._seed,
             logprobs=None if self.params.logprobs is None else self._logprobs,
             stop=self._stops.matched,
@@ -288,13 +291,15 @@ class _Times:
         if self._first is None:
             self._first = self._last
 
-    def timings(self, n_prompt: int, n_generated: int) -> Timings:
+    def timings(self, sequence: Sequence) -> Timings:
         first = self._last if self._first is None else self._first
         begun = first if self._begun is None else self._begun
         return Timings(
-            n_prompt=n_prompt,
-            n_generated=n_generated,
+            n_prompt=sequence.n_prompt,
+            n_generated=sequence.n_generated,
             first_token_ms=(first - self._asked) / 1e6,
             prompt_ms=max(first - begun, 0) / 1e6,
             decode_ms=(self._last - first) / 1e6,
+            n_drafted=sequence.n_drafted,
+            n_accepted=sequence.n_accepted,
         )

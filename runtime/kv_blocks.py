@@ -210,6 +210,17 @@ class KvBlocks:
                 blocks[first:end] = [NO_BLOCK] * (end - first)
         sequence.n_computed = n_computed
 
+    def truncate(self, sequence: Sequence) -> None:
+        """Give back the blocks beyond what it has computed, which hold nothing that is to stay."""
+        end = -(-sequence.n_computed // self.block_tokens)
+        if all(len(blocks) <= end for blocks in sequence.blocks):
+            return
+        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            group.pool.free(blocks[end:])
+            del blocks[end:]
+        sequence.epoch += 1
+        sequence.n_room = min(map(len, sequence.blocks)) * self.block_tokens
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` shares the parent's blocks; whichever writes to the last one first copies it."""
         n_computed = parent.n_computed

@@ -23,7 +23,9 @@ class StepRecord:
     reserve_ns    giving running sequences the blocks of their next tokens
     model_ns      the model's call, and before it copying K/V and filling the batch
     total_ns      from the plan to the last token delivered: what a stream waits for its next one
-    n_rows        decode_tokens + prefill_tokens
+    draft_ns      looking up what may come next
+    n_rows        decode_tokens + n_drafted + prefill_tokens
+    n_drafted     tokens computed that may come next; n_accepted: those that did
     n_admitted    newcomers; n_resumed: preempted sequences that run again
     n_small       1 if the chunk budget left a waiting prompt fewer tokens than the least chunk
     n_queue       sequences that wait, preempted ones included, after the plan
@@ -33,11 +35,14 @@ class StepRecord:
     start_ns: int = 0
     admission_ns: int = 0
     reserve_ns: int = 0
+    draft_ns: int = 0
     model_ns: int = 0
     total_ns: int = 0
     n_rows: int = 0
     decode_tokens: int = 0
     prefill_tokens: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     n_preempted: int = 0
     n_admitted: int = 0
     n_resumed: int = 0
@@ -50,8 +55,9 @@ class StepRecord:
 
 
 _SUMMED = (
-    "admission_ns", "reserve_ns", "model_ns", "total_ns", "n_rows", "decode_tokens",
-    "prefill_tokens", "n_preempted", "n_admitted", "n_resumed", "n_small", "n_copies",
+    "admission_ns", "reserve_ns", "draft_ns", "model_ns", "total_ns", "n_rows", "decode_tokens",
+    "prefill_tokens", "n_drafted", "n_accepted", "n_preempted", "n_admitted", "n_resumed",
+    "n_small", "n_copies",
 )  # fmt: skip
 
 

@@ -12,11 +12,21 @@ from xpuc.runtime.sequence import Sequence
 
 @dataclass(slots=True)
 class Span:
-    """`count` tokens of a sequence from position `start`: its part of one step."""
+    """`count` tokens of a sequence from position `start`: its part of one step.
+
+    drafts      tokens guessed to follow, which are not in the sequence; each is a row more
+    n_accepted  how many of them turned out right
+    """
 
     sequence: Sequence
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
+    n_accepted: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        return self.count + len(self.drafts)
 
     @property
     def is_last(self) -> bool:

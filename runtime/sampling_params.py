@@ -58,6 +58,7 @@ _RANGES = {
 _OPTIONAL_RANGES = {
     "max_tokens": _Range(int, 1, _ANY),
     "logprobs": _Range(int, 0, 1000),
+    "draft_max": _Range(int, 0, _ANY),
     "seed": _Range(int, 0, 2**128 - 1),
 }
 
@@ -81,6 +82,9 @@ class SamplingParams:
     ignore_eos: an end-of-generation token is never chosen. Below min_tokens no stop string counts
     and neither such a token nor one of stop_ids is chosen; cancelling and the end of the context
     stop the request all the same.
+
+    draft_max: most tokens of a draft, where the engine drafts; None: as many as the engine does, 0:
+    none. It changes how fast an answer comes, never the answer.
 
     json_schema (a JSON object or its text), json_object (any JSON object), regex (of the whole
     answer, as Rust's regex crate reads it) and grammar (llguidance's Lark or llama.cpp's GBNF)
@@ -119,6 +123,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    draft_max: int | None = None
     json_schema: Mapping[str, Any] | str | None = None
     json_object: bool = False
     regex: str | None = None

@@ -23,8 +23,9 @@ sequences with "error" and end it with `failed`.
 
 Sampling happens between `complete` and `end_step`. An engine that plans ahead of it (a pipelined
 decode) appends a placeholder token, plans, and replaces it before its block is complete: hashes
-are taken in `complete`, of the tokens that stand there then. Draft tokens likewise: only accepted
-ones may be in `tokens`, and counted in `n_computed`, when a span is completed.
+are taken in `complete`, of the tokens that stand there then. Draft tokens are in the span only: a
+span's results are one for its last token and one for each draft, and where the token appended is
+the next draft, `accept` says so before the next one is appended.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from xpuc.runtime.phases import StepCounters, StepRecord
 from xpuc.runtime.plan import Plan, Span
 from xpuc.runtime.policies import PolicyName, policy_of
 from xpuc.runtime.sequence import FinishReason, Sequence, State
+from xpuc.runtime.speculation import Drafter
 
 __all__ = ["QUEUE_BOUND", "Plan", "Scheduler", "Span"]
 
@@ -61,6 +63,7 @@ class Scheduler:
     max_chunk    most rows in a step
     max_context  most tokens a sequence may reach
     chunks       how many prompt tokens a step takes; default: ChunkPolicy's
+    drafter      adds drafts to steps that only decode
     on_step      told of every step that ends
     clock        ns
     """
@@ -75,6 +78,7 @@ class Scheduler:
         queue_bound: int = QUEUE_BOUND,
         policy: PolicyName = "fcfs",
         chunks: ChunkPolicy | None = None,
+        drafter: Drafter | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -86,6 +90,7 @@ class Scheduler:
         self.queue_bound = queue_bound
         self.policy = policy_of(policy)
         self.chunks = chunks or ChunkPolicy(max_chunk)
+        self.drafter = drafter
         self.on_step = on_step
         self.counters = StepCounters()
         self.waiting: list[Sequence] = []  # by rank
@@ -163,7 +168,11 @@ class Scheduler:
             record.admission_ns = self._clock() - reserved
             self._share_out(plan)
         record.decode_tokens, record.prefill_tokens = plan.work.decode_rows, plan.work.chunk_tokens
-        record.n_rows = record.decode_tokens + record.prefill_tokens
+        if self.drafter is not None:
+            drafted = self._clock()
+            self.drafter.draft(plan, self.kv, self.max_tokens)
+            record.draft_ns = self._clock() - drafted
+        record.n_rows = record.decode_tokens + record.n_drafted + record.prefill_tokens
         record.n_copies = len(plan.copies)
         record.n_running = len(self.running)
         record.n_queue = len(self.waiting) + len(self.preempted)
@@ -181,11 +190,22 @@ class Scheduler:
             assert span.start == sequence.n_computed, "a span was carried out twice"
             kv.advance(sequence, span.start + span.count)
 
+    def accept(self, plan: Plan, span: Span) -> None:
+        """The token just appended is the span's next draft, so that it is computed already."""
+        sequence = span.sequence
+        assert sequence.tokens[-1] == span.drafts[span.n_accepted], "another token was drafted"
+        span.n_accepted += 1
+        sequence.n_accepted += 1
+        plan.record.n_accepted += 1
+        self.kv.advance(sequence, sequence.n_computed + 1)
+
     def end_step(self, plan: Plan, *, failed: bool = False) -> None:
         """The step is over: its tokens are delivered, or it `failed` and taught nothing."""
         record = plan.record
         record.total_ns = self._clock() - record.start_ns
         record.failed = failed
+        if self.drafter is not None:
+            self.drafter.settle(plan, self.kv)
         if plan.spans and not failed:
             # What was spent before the chunk was sized is weighed there as it is.
             spent_ns = record.reserve_ns + record.admission_ns

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xpuc.runtime.ngram import Lookup
 from xpuc.runtime.prefix import Link
 from xpuc.runtime.sampling_params import SamplingParams
 
@@ -59,6 +60,8 @@ class Sequence:
     may_share     whether the block it writes next may be another's as well
     n_overtaken   times a later one was admitted while this one headed the queue
     n_cached      leading blocks that were in the pool when it was last looked for them
+    lookup        what drafts come from, once one was asked for
+    n_drafted     draft tokens computed for it; n_accepted: those that were right
     """
 
     request: Request
@@ -76,6 +79,9 @@ class Sequence:
     may_share: bool = False
     n_overtaken: int = 0
     n_cached: int = 0
+    lookup: Lookup | None = None
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)

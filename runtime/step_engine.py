@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Self
 
 from xpuc.runtime.batch import Batch, StepModel
@@ -26,8 +27,9 @@ from xpuc.runtime.prefix_store import PrefixStore
 from xpuc.runtime.prompts import Prompt, PromptReader
 from xpuc.runtime.sampler import SamplingError
 from xpuc.runtime.sampling_params import SamplingParams, from_options
-from xpuc.runtime.scheduler import QUEUE_BOUND, Plan, Scheduler
+from xpuc.runtime.scheduler import QUEUE_BOUND, Plan, Scheduler, Span
 from xpuc.runtime.sequence import Request, Sequence
+from xpuc.runtime.speculation import Drafter, Speculation
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class StepEngine:
     queue_bound      most requests that wait
     policy           in which order they are served, see policies.py
     chunk_budget_ms  how long prompts may keep those waiting that decode, see chunks.py
+    speculation      how drafts are made, see speculation.py; default: there are none
     store            keeps K/V that leaves memory; closed with the engine
     identity         of the model's K/V, as the store was opened with
     step_log         told of every step; closed with the engine
@@ -63,6 +66,7 @@ class StepEngine:
         queue_bound: int = QUEUE_BOUND,
         policy: PolicyName = "fcfs",
         chunk_budget_ms: float = BUDGET_MS,
+        speculation: Speculation | None = None,
         store: PrefixStore | None = None,
         identity: bytes = b"",
         step_log: JsonLines | None = None,
@@ -82,6 +86,9 @@ class StepEngine:
             for group, n_blocks in enumerate(model.n_blocks)
         ]
         self.kv = KvBlocks(pools, model.windows, max_chunk=model.max_chunk, store=store)
+        drafter = None
+        if speculation is not None and speculation.draft_max:
+            drafter = Drafter(speculation, max_rows=max(model.buckets, default=0))
         self.scheduler = Scheduler(
             self.kv,
             max_batch=model.max_batch,
@@ -90,6 +97,7 @@ class StepEngine:
             queue_bound=queue_bound,
             policy=policy,
             chunks=ChunkPolicy(model.max_chunk, budget_ms=chunk_budget_ms),
+            drafter=drafter,
             on_step=step_log,
         )
         self._batch = Batch(model)
@@ -204,8 +212,8 @@ class StepEngine:
     def _run(self, plan: Plan) -> None:
         spans = plan.spans
         generations = [self._live[span.sequence.request.id] for span in spans]
-        wanted = [each for each, span in zip(generations, spans, strict=True) if span.is_last]
-        greedy = not any(each.needs_logits for each in wanted)
+        wanted = [pair for pair in zip(generations, spans, strict=True) if pair[1].is_last]
+        greedy = not any(each.needs_logits for each, _ in wanted)
         for each in generations:
             each.begin_step()
         start = time.perf_counter_ns()
@@ -221,9 +229,13 @@ class StepEngine:
             self.scheduler.end_step(plan, failed=True)
             return
         self.scheduler.complete(plan, time.perf_counter_ns() - start)
-        for each, row in zip(wanted, rows, strict=False):  # no result wanted: one row, unused
+        results = iter(rows)  # no result wanted: one row, unused
+        for each, span in wanted:
+            row = next(results)
             for completion in self._fork(each):
                 self._choose(completion, row, greedy)
+            if span.drafts:
+                self._verify(each, plan, span, list(islice(results, len(span.drafts))), greedy)
         self.scheduler.end_step(plan)
 
     def _fork(self, generation: Generation) -> list[Generation]:
@@ -246,6 +258,17 @@ class StepEngine:
         self._deliver(generation, generation.accept(id_, logprob))
         if generation.error is not None:
             self._fail(generation, generation.error)
+
+    def _verify(
+        self, generation: Generation, plan: Plan, span: Span, rows: list[Any], greedy: bool
+    ) -> None:
+        """Go on with the results of the drafts, as long as these are what was chosen."""
+        tokens = generation.sequence.tokens
+        for draft, row in zip(span.drafts, rows, strict=True):
+            if generation.id not in self._live or tokens[-1] != draft:
+                return
+            self.scheduler.accept(plan, span)
+            self._choose(generation, row, greedy)
 
     def _fail(self, generation: Generation, error: str) -> None:
         """All of its request that has not ended ends with `error`."""

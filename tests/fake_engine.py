@@ -7,6 +7,7 @@ a group's window sees and is not there is an assertion here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import partial
 from typing import Any
@@ -85,9 +86,11 @@ class FakeEngine:
         return text
 
     def _write(self, span: Span) -> None:
-        text = self.text(span.sequence)
+        text = self.text(span.sequence)[: span.start + span.count]
+        for draft in span.drafts:
+            text.append(hash((text[-1], draft)))
         for pool, blocks in zip(self.pools, span.sequence.blocks, strict=True):
-            for position in range(span.start, span.start + span.count):
+            for position in range(span.start, len(text)):
                 block = blocks[position // self.size]
                 assert block >= 0, "a row has no block to write to"
                 pool[block][position % self.size] = text[position]
@@ -129,12 +132,17 @@ def sequence_of(id_: int, n_prompt: int, *, first: int | None = None) -> Sequenc
     return Sequence(Request(id_, tuple(range(start, start + n_prompt))))
 
 
-def carry_out(scheduler: Scheduler, plan: Plan) -> None:
+def carry_out(scheduler: Scheduler, plan: Plan, next_token: Callable[[], int] = lambda: 0) -> None:
     """What the engine does with a plan, with tokens that never end a sequence."""
     scheduler.complete(plan)
-    for span in plan.spans:
-        if span.is_last and span.sequence.state is State.RUNNING:
-            span.sequence.tokens.append(0)
-            if len(span.sequence.tokens) >= scheduler.max_tokens:
-                scheduler.finish(span.sequence, "length")
+    for span in [span for span in plan.spans if span.is_last]:
+        sequence, drafts = span.sequence, iter(span.drafts)
+        while sequence.state is State.RUNNING:
+            sequence.tokens.append(next_token())
+            if len(sequence.tokens) >= scheduler.max_tokens:
+                scheduler.finish(sequence, "length")
+            elif next(drafts, None) == sequence.tokens[-1]:
+                scheduler.accept(plan, span)
+            else:
+                break
     scheduler.end_step(plan)

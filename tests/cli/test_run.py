@@ -145,7 +145,7 @@ def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
         "frequency_penalty": 0.7, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 4,
         "dry_last_n": 20, "dry_breakers": (), "samplers": "top_k;temperature",
         "logit_bias": {5: 1.5, 6: -np.inf}, "seed": 4, "ignore_eos": True, "stop": ("one", "two"),
-        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None, "n": 1,
+        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None, "draft_max": None, "n": 1,
         "dynatemp_range": 0.25, "dynatemp_exponent": 2.0,
         "json_schema": None, "json_object": False, "regex": None, "grammar": None,
     }  # fmt: skip

@@ -40,6 +40,36 @@ def test_a_decode_batch_is_padded_to_its_bucket() -> None:
     assert batch.out_rows.tolist() == [0, 1, 2]
 
 
+def test_drafts_are_rows_of_their_own_in_their_sequences_blocks() -> None:
+    batch = Batch(FakeModel(block_tokens=4, segment_tokens=8, buckets=(1, 2, 4, 8), max_batch=8))
+    one = sequence_of(list(range(10, 17)), [7, 3, 9])
+    two = sequence_of([30, 31], [5])
+    batch.fill(
+        [Span(one, 6, 1, (50, 51)), Span(two, 1, 1), Span(three := sequence_of([4], [1]), 0, 1)]
+    )
+    assert (batch.kind, batch.n_rows) == ("cols", 8)
+    assert batch.tokens.tolist() == [16, 50, 51, 31, 4, 0, 0, 0]
+    assert batch.positions.tolist() == [6, 7, 8, 1, 0, 0, 0, 0]
+    assert batch.slots.tolist() == [3 * 4 + 2, 3 * 4 + 3, 9 * 4, 5 * 4 + 1, 4, -1, -1, -1]
+    assert batch.tiles.tolist() == [
+        [0, 1, 0, 1],
+        [1, 1, 1, 1],
+        [2, 1, 2, 2],
+        [3, 1, 4, 1],
+        [4, 1, 5, 1],
+    ]
+    assert batch.work.tolist() == [
+        [0, 1, 0, 0], [1, 1, 0, 0], [2, 1, 0, 0], [2, 1, 0, 1], [3, 1, 1, 0], [4, 1, 2, 0],
+    ]  # fmt: skip
+    assert batch.block_table[:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
+    assert batch.out_rows.tolist() == [0, 1, 2, 3, 4]
+    for n in (0, 1, 0):  # as many rows in as many segments, but of other sequences
+        spans = [Span(one, 6, 1, (50,) * n), Span(two, 1, 1, (60, 61)[n:]), Span(three, 0, 1)]
+        batch.fill(spans)
+        assert batch.tokens.tolist() == [[16, 31, 60, 61, 4], [16, 50, 31, 61, 4]][n] + [0] * 3
+        assert batch.work[:, 2].tolist() == [[0, 1, 1, 1, 2], [0, 0, 1, 1, 2]][n]
+
+
 def test_chunks_and_decoding_rows_share_a_prefill_call() -> None:
     batch = Batch(FakeModel(block_tokens=4, segment_tokens=8, tile_rows=4, max_chunk=16))
     decoding = sequence_of(list(range(10, 20)), [7, 3, 9])

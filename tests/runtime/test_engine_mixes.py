@@ -15,6 +15,7 @@ from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.extents import place_bytes
 from xpuc.runtime.policies import POLICIES, PolicyName
 from xpuc.runtime.prefix_store import open_store
+from xpuc.runtime.speculation import Speculation
 
 pytest.importorskip("lmdb")
 
@@ -31,6 +32,7 @@ class Ask(NamedTuple):
     is_greedy: bool
     waits: int  # steps before the next one comes
     is_cancelled: bool
+    is_narrow: bool  # of two tokens, so that drafts are right now and then
 
     def prompt(self, place: int) -> list[int]:
         return TEXT[: self.n_shared] + [(place * 31 + i) % 96 for i in range(self.n_own)]
@@ -40,12 +42,14 @@ class Ask(NamedTuple):
             "seed": 10 * place,
             "max_tokens": self.max_tokens,
             "temperature": 0.0 if self.is_greedy else 1.0,
+            "logit_bias": {3: 40.0, 8: 40.0} if self.is_narrow else {},
         }
 
 
 asks = st.builds(
     Ask, st.integers(0, 30), st.integers(1, 12), st.integers(1, 5), st.integers(1, 12),
     st.booleans(), st.integers(0, 4), st.sampled_from([False, False, False, True]),
+    st.booleans(),
 )  # fmt: skip
 
 
@@ -97,6 +101,7 @@ def check(mix: list[Ask], results: list[dict[int, Result]], fault: int) -> None:
     st.sampled_from(list(POLICIES)),
     st.sampled_from([0, 3, 100]),
     st.integers(-1, 12),
+    st.sampled_from([0, 3]),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_answer_is_that_of_a_request_alone(
@@ -107,6 +112,7 @@ def test_every_answer_is_that_of_a_request_alone(
     policy: PolicyName,
     n_places: int,
     fault: int,
+    draft_max: int,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2 if n_places else 1):  # the second finds what the first kept
@@ -116,7 +122,10 @@ def test_every_answer_is_that_of_a_request_alone(
             if n_places:
                 n_bytes = n_places * place_bytes(model.kv[0].block_bytes)
                 store = open_store(Path(folder), model.kv, b"a model", n_bytes)
-            with Engine(model, store=store, identity=b"a model", policy=policy) as engine:
+            with Engine(
+                model, store=store, identity=b"a model", policy=policy,
+                speculation=Speculation(draft_max, 1, 3),
+            ) as engine:  # fmt: skip
                 check(mix, serve(engine, mix), fault)
                 assert engine.kv.n_used == 0
                 assert not engine.scheduler.has_work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,7 +31,9 @@ from hypothesis.stateful import (
 from xpuc.errors import RequestError
 from xpuc.runtime.plan import Span
 from xpuc.runtime.sequence import Request, Sequence, State
+from xpuc.runtime.speculation import Drafter, Speculation
 
+MAX_ROWS = 5  # of a decode call
 # Windows and blocks of each group: a row sees tokens of one to four blocks, or all of them.
 GROUPS = (
     ((0,), (10,)),
@@ -63,16 +66,24 @@ class Scheduling(RuleBasedStateMachine):
         reuse=st.booleans(),
         has_store=st.booleans(),
         groups=st.sampled_from(GROUPS),
+        draft_max=st.sampled_from([0, 1, 6]),
     )
     def start(
-        self, policy: str, reuse: bool, has_store: bool, groups: tuple[tuple[int, ...], ...]
+        self,
+        policy: str,
+        reuse: bool,
+        has_store: bool,
+        groups: tuple[tuple[int, ...], ...],
+        draft_max: int,
     ) -> None:
         self.now = 0
         self.policy = policy
         self.windows, n_blocks = groups
         self.scheduler = scheduler_of(
-            n_blocks, self.windows, policy=policy, reuse=reuse, clock=lambda: self.now
-        )
+            n_blocks, self.windows, policy=policy, reuse=reuse, clock=lambda: self.now,
+            drafter=Drafter(Speculation(draft_max, 1, 2), max_rows=MAX_ROWS),
+        )  # fmt: skip
+        self.random = random.Random(draft_max)
         self.engine = FakeEngine(self.scheduler, has_store=has_store)
         self.all: list[Sequence] = []
         self.resumable: list[Sequence] = []  # preempted, in the order they resume
@@ -152,7 +163,13 @@ class Scheduling(RuleBasedStateMachine):
             self.scheduler.finish(cancelled, "cancelled")
         self.engine.run(plan)
         self.now += 1_000_000 + 100_000 * record.n_rows
-        carry_out(self.scheduler, plan)
+        carry_out(self.scheduler, plan, lambda: self.random.randrange(2))
+        for span in plan.spans:
+            sequence = span.sequence
+            if span.drafts and sequence.state is State.RUNNING:
+                n_computed = span.start + 1 + span.n_accepted
+                assert sequence.n_computed == n_computed == len(sequence.tokens) - 1
+                assert sequence.n_room == -(-n_computed // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def _moved(self, before: dict[Sequence, State], a: State, b: State) -> list[Sequence]:
         return [each for each in self.all if before[each] is a and each.state is b]
@@ -182,6 +199,9 @@ class Scheduling(RuleBasedStateMachine):
     def _check_spans(self, spans: list[Span]) -> None:
         rows = [span.count for span in spans]
         assert sum(rows) <= MAX_CHUNK
+        if any(span.drafts for span in spans):
+            assert sum(span.n_rows for span in spans) <= MAX_ROWS
+            assert {(span.count, span.sequence.n_pending) for span in spans} == {(1, 1)}
         assert min(rows, default=1) > 0
         assert len({span.sequence.request.id for span in spans}) == len(spans)
         is_decode = [span.sequence.n_pending == 1 for span in spans]
@@ -192,7 +212,9 @@ class Scheduling(RuleBasedStateMachine):
             assert has_span or sum(rows) == MAX_CHUNK, "a sequence waits though there is room"
         for span in spans:
             assert span.start == span.sequence.n_computed
-            assert span.start + span.count <= span.sequence.n_room
+            end = span.start + span.n_rows
+            assert end <= span.sequence.n_room
+            assert end < MAX_CONTEXT or not span.drafts, "a draft beyond the end"
 
     @invariant()
     def blocks_have_as_many_owners_as_hold_them(self) -> None:
