@@ -29,7 +29,8 @@ _PROMPT, _WARM_STEPS = 16, 8
 
 @dataclass(frozen=True)
 class Overhead:
-    """Time that steps with `n_running` requests take beside the model.
+    """Time that steps with `n_running` requests take beside the model: of the scheduler alone the
+    processor's, so that other work on the machine does not count, of the engine the clock's.
 
     of_step  median of the part of its step that it is; None where no model runs
     """
@@ -67,7 +68,7 @@ class NullServer:
         self._ends = {each: len(each.tokens) + self._n_answer() for each in self._ends}
 
     def step(self) -> float:
-        """Microseconds that a step keeps the scheduler and the pool busy."""
+        """Microseconds of the processor that a step takes the scheduler and the pool."""
         scheduler, watch = self.scheduler, self._watch
         watch.ns = 0
         with watch:
@@ -167,14 +168,14 @@ class _DecodeSteps:
 
 
 class _Stopwatch:
-    """Sums the time inside its `with` blocks, in ns."""
+    """Sums the processor time of its thread inside its `with` blocks, in ns."""
 
     def __init__(self) -> None:
         self.ns = 0
         self._start = 0
 
     def __enter__(self) -> None:
-        self._start = time.perf_counter_ns()
+        self._start = time.thread_time_ns()
 
     def __exit__(self, *_: object) -> None:
-        self.ns += time.perf_counter_ns() - self._start
+        self.ns += time.thread_time_ns() - self._start
