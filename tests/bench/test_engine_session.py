@@ -71,6 +71,14 @@ def test_overhead_is_what_a_step_takes_beside_the_model() -> None:
     assert {greedy for kind, _, greedy in calls if kind == "cols"} == {True, False}
 
 
+def test_where_requests_never_all_decode_there_is_no_overhead_to_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overhead, "_PATIENCE", 0)
+    with pytest.raises(RequestError, match="4 requests of up to 57 tokens never all decode"):
+        overhead.of_engine(fake_subject(), 28, quiet)
+
+
 class RowClock:
     """Of an engine whose steps take 10 ms and another millisecond for each row."""
 

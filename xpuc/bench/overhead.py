@@ -10,7 +10,9 @@ from typing import Any
 from xpuc.bench.cases import random_ids
 from xpuc.bench.quantiles import Quantiles, quantiles
 from xpuc.bench.subject import Progress, Subject
+from xpuc.errors import RequestError
 from xpuc.runtime.blocks import BlockPool
+from xpuc.runtime.engine import Engine
 from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.phases import StepRecord
 from xpuc.runtime.plan import Plan
@@ -25,6 +27,7 @@ _LEAST_ANSWER, _MOST_ANSWER = 32, 256
 # Of a step of the model that computes nothing, so that the chunk budget has something to weigh.
 _STEP_NS, _ROW_NS = 20_000_000, 1_000_000
 _PROMPT, _WARM_STEPS = 16, 8
+_PATIENCE = 20  # steps for each that is wanted
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,10 @@ def of_scheduler(n_steps: int, progress: Progress) -> list[Overhead]:
 
 
 def of_engine(subject: Subject, n_steps: int, progress: Progress) -> list[Overhead]:
-    """Decode steps at max_batch: all of a step that is not the model's call."""
+    """Decode steps at max_batch: all of a step that is not the model's call.
+
+    Greedy tokens are chosen by the model; sampled ones by the default chain, from its logits.
+    """
     n = subject.max_batch
     context = min(subject.context, _PROMPT + n + _WARM_STEPS + n_steps + 1)
     kinds: dict[str, dict[str, Any]] = {
@@ -131,21 +137,44 @@ def of_engine(subject: Subject, n_steps: int, progress: Progress) -> list[Overhe
     found = []
     with subject.open(ctx=context, n_sequences=n, warm_rows=_PROMPT) as engine:
         for name, options in kinds.items():
-            steps = _DecodeSteps(n)
-            engine.scheduler.on_step = steps
-            requests = [
-                engine.add_request(ids, ignore_eos=True, **options)
-                for ids in (random_ids(subject.n_vocab, min(_PROMPT, context // 4), i)
-                            for i in range(n))
-            ]  # fmt: skip
-            while engine.has_work:
-                engine.step()
-                if len(steps.records) >= _WARM_STEPS + n_steps:
-                    for each in requests:
-                        engine.cancel(each)
-            found.append(_overhead(f"engine, {name}", n, steps.records[_WARM_STEPS:]))
+            records = _decode_steps(engine, subject, n_steps, options)
+            found.append(_overhead(f"engine, {name}", records[0].n_rows, records))
             progress(len(found), len(kinds))
     return found
+
+
+def _decode_steps(
+    engine: Engine, subject: Subject, n_steps: int, options: dict[str, Any]
+) -> list[StepRecord]:
+    """Records of `n_steps` steps in which as many requests decode as can, and nothing else runs.
+
+    Fewer if the context is so small that they hardly ever all do; RequestError if they never do.
+    """
+    n = engine.scheduler.max_running
+    steps = _DecodeSteps(n)
+    engine.scheduler.on_step = steps
+    running: dict[int, Request] = {}
+    n_sent = 0
+    for _ in range(_PATIENCE * (_WARM_STEPS + n_steps)):
+        if len(steps.records) == _WARM_STEPS + n_steps:
+            break
+        while len(running) < n:
+            ids = random_ids(subject.n_vocab, max(1, min(_PROMPT, engine.max_tokens // 4)), n_sent)
+            request = engine.add_request(ids, **options)
+            running[request.id] = request
+            n_sent += 1
+        for event in engine.step():
+            if event.result is not None:
+                del running[event.request.id]
+    for request in running.values():
+        engine.cancel(request)
+    engine.step()
+    if len(steps.records) <= _WARM_STEPS:
+        raise RequestError(
+            f"{n} requests of up to {engine.max_tokens} tokens never all decode at once",
+            "compile the model with a larger context (--ctx)",
+        )
+    return steps.records[_WARM_STEPS:]
 
 
 def _overhead(what: str, n_running: int, records: list[StepRecord]) -> Overhead:
