@@ -27,7 +27,7 @@ def fake_subject(
         assert ctx <= context
         model = FakeModel(
             n_blocks=n_sequences * -(-ctx // 4), max_context=ctx, max_batch=max_batch,
-            n_vocab=997, max_chunk=32,
+            max_chunk=32,
         )  # fmt: skip
         kept = None if store is None else open_store(store, model.kv, b"fake", 1 << 30)
         engine = Engine(model, store=kept, identity=b"fake", **options)
@@ -37,4 +37,4 @@ def fake_subject(
             opened.append(engine)
         return engine
 
-    return Subject(open_, context, max_batch, max_chunk=32, n_vocab=997)
+    return Subject(open_, context, max_batch, max_chunk=32, n_vocab=97)

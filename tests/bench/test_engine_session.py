@@ -102,7 +102,7 @@ class RowClock:
 def stalled(monkeypatch: pytest.MonkeyPatch, budget_ms: float) -> tuple[Any, Engine]:
     engine = fake_subject(context=800).open(ctx=800, n_sequences=2, chunk_budget_ms=budget_ms)
     clock = RowClock(engine, monkeypatch)
-    found = Stream(engine, 997, clock=clock).run(300, quiet)
+    found = Stream(engine, 97, clock=clock).run(300, quiet)
     assert not engine.has_work
     assert engine.kv.n_used == 0
     return found, engine
@@ -131,7 +131,7 @@ def test_a_stream_beside_a_prompt_with_a_budget(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_stream_that_ends_before_the_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_subject().open(ctx=96, n_sequences=2, chunk_budget_ms=1)
-    stream = Stream(engine, 997, clock=RowClock(engine, monkeypatch))
+    stream = Stream(engine, 97, clock=RowClock(engine, monkeypatch))
     with pytest.raises(RequestError, match="the stream was at its end after"):
         stream.run(90, quiet)
 
