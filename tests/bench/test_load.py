@@ -49,7 +49,7 @@ def loaded(arrivals: list[Arrival], **sizes: Any) -> tuple[Load, Clock]:
 
 
 def arrival(at_s: float, n_prompt: int, max_tokens: int, cancel: int | None = None) -> Arrival:
-    first = int(10 * at_s)
+    first = int(at_s) + 2 * n_prompt
     return Arrival(at_s, tuple(range(first, first + n_prompt)), max_tokens, cancel)
 
 
