@@ -73,7 +73,8 @@ def _executable(
     if not machine.archs:
         return relax.build(planned, machine.tvm, relax_pipeline=finish), None
     with machine.tvm, cuda.compiling(machine.archs) as device:
-        built = relax.build(planned, machine.tvm, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
+        bound = cuda.bind_threads(planned, machine.tvm)
+        built = relax.build(bound, machine.tvm, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
     cuda.check_no_source(built.mod)
     return built, device
 

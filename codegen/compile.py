@@ -218,6 +218,7 @@ class _Work:
                 "operations": [o.as_manifest() for o in lowered.operations.values()],
                 "records_ignored": dict(lowered.plan.db.ignored),
                 **roofs,
+                **({"device": built.device.as_manifest()} if built.device else {}),
             },
             memory={
                 "weights": (staging / WEIGHTS).stat().st_size,

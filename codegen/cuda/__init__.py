@@ -14,7 +14,7 @@ second copy of the driver's rules.
 """
 
 from xpuc.codegen.cuda.device_code import DeviceCode, check_no_source, compiling
-from xpuc.codegen.cuda.pipeline import PIPELINE
+from xpuc.codegen.cuda.pipeline import PIPELINE, bind_threads
 from xpuc.codegen.cuda.ptxas import KernelUsage
 
-__all__ = ["PIPELINE", "DeviceCode", "KernelUsage", "check_no_source", "compiling"]
+__all__ = ["PIPELINE", "DeviceCode", "KernelUsage", "bind_threads", "check_no_source", "compiling"]

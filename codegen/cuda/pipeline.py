@@ -1,8 +1,9 @@
 """From loops to kernels: TVM's lowering for a module of both its dialects.
 
-The kernels of `schedules/cuda` are tirx, which names warps, lanes and PTX; the target-free kernels
-of `codegen/kernels` are s_tir, loops bound to threads by a default schedule. TVM has a pipeline for
-each that refuses the other, so a module is split, each half lowered by its own, and joined.
+The kernels of `schedules/cuda` are tirx, which names warps, lanes and PTX. The target-free kernels
+of `codegen/kernels`, for what has no schedule yet, are s_tir: loops that TVM's default schedule
+binds to threads. TVM has a pipeline for each dialect that refuses the other, so a module is split,
+each half lowered by its own, and joined.
 """
 
 from __future__ import annotations
@@ -10,9 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import IRModule, transform
+from tvm.s_tir import dlight
 from tvm.tirx import PrimFunc, compilation_pipeline, get_tir_pipeline, register_tir_pipeline
 
 PIPELINE = "xpuc"
+
+
+def bind_threads(module: IRModule, target: Any) -> IRModule:
+    """The module with its target-free kernels scheduled for a GPU: correct, not fast."""
+    with target:
+        return dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
 
 
 def register() -> None:
