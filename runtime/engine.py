@@ -46,6 +46,9 @@ class Engine(StepEngine):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
         **options: Any,
     ) -> Result: ...
     @overload
@@ -53,12 +56,22 @@ class Engine(StepEngine):
         self,
         prompt: Many[str] | Many[Many[int]] | Many[Many[Message]],
         params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
         **options: Any,
     ) -> list[Result]: ...
     def generate(
-        self, prompt: Any, params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        **options: Any,
     ) -> Result | list[Result]:
-        """The answer to a prompt, or to each of a list of prompts, which run together.
+        """The answer to a prompt, or to each of a list of prompts, which run together; the
+        arguments are those of `add_request`.
 
         Nothing starts if one of them is refused (RequestError). A request that fails later has
         finish_reason "error" and says why in `error`. With n > 1 a prompt is computed once, and
@@ -66,7 +79,10 @@ class Engine(StepEngine):
         """
         is_one = is_prompt(prompt)
         params = from_options(params, options)
-        mine = [self._prepare(each, params) for each in ([prompt] if is_one else prompt)]
+        mine = [
+            self._prepare(each, params, priority=priority, salt=salt)
+            for each in ([prompt] if is_one else prompt)
+        ]
         try:
             for generation in mine:
                 self._own(generation)
@@ -77,7 +93,13 @@ class Engine(StepEngine):
         return results[0] if is_one else results
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        **options: Any,
     ) -> Iterator[Chunk]:
         """The answer as it comes: one chunk a token. Closing the iterator cancels the request."""
         params = from_options(params, options)
@@ -86,7 +108,7 @@ class Engine(StepEngine):
                 f"a stream is of one answer, n is {params.n}",
                 "use `generate`, or `add_request`, whose events say which answer they are of",
             )
-        return self._stream(self._prepare(prompt, params))
+        return self._stream(self._prepare(prompt, params, priority=priority, salt=salt))
 
     def score(self, ids: Many[int], top_k: int = 0, *, chunk: int | None = None) -> Score:
         """How likely each of `ids` is after those before it, with the `top_k` likeliest there.

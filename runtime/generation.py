@@ -9,9 +9,12 @@ from typing import Any, Protocol
 
 from xpuc.runtime.grammar import GrammarState, Vocabulary
 from xpuc.runtime.logprobs import TokenLogprob, token_logprob
-from xpuc.runtime.sampler import Chain, DeadEndError, LogitsError
+from xpuc.runtime.sampler import DAMAGED, Chain, DeadEndError, LogitsError
 from xpuc.runtime.sequence import FinishReason, Request, SamplingParams, Sequence
 from xpuc.runtime.stop_strings import StopStrings
+
+_ALLOW = "let these options leave a token"
+_LOOSEN = "let the grammar go on or end there"
 
 
 class TextStream(Protocol):
@@ -78,7 +81,7 @@ class Result:
 
     `ids` holds an end-of-generation or stop token that ended it; `text` does not show it, nor the
     stop string (`stop`). `seed` repeats a sampled result. `error` says what failed when
-    finish_reason is "error".
+    finish_reason is "error", `hint` what to do about it; None if the fault is not the request's.
     """
 
     prompt_ids: list[int]
@@ -90,6 +93,7 @@ class Result:
     logprobs: list[TokenLogprob] | None = None
     stop: str | None = None
     error: str | None = None
+    hint: str | None = None
     others: tuple[Result, ...] = ()
 
 
@@ -123,6 +127,7 @@ class Generation:
         self.chain = chain
         self.is_cancelled = False
         self.error: str | None = None
+        self.hint: str | None = None
         self._seed = seed
         self._max_context = max_context
         self._grammar = grammar
@@ -183,7 +188,7 @@ class Generation:
         try:
             id_ = self.chain.sample(row, self.sequence.tokens, self.banned, allowed)
         except LogitsError as error:
-            raise self._unfit(str(error)) from None
+            raise self._unfit(error.message) from None
         except DeadEndError:
             raise self._dead_end() from None
         return id_, None if n_top is None else token_logprob(row, id_, n_top)
@@ -207,9 +212,9 @@ class Generation:
         self._text.append(text)
         return Chunk(text, id_, reason, logprob)
 
-    def end(self, error: str | None = None) -> Chunk:
+    def end(self, error: str | None = None, hint: str | None = None) -> Chunk:
         """End without another token: cancelled, or failed with `error`."""
-        self.error = error
+        self.error, self.hint = error, hint
         text = self._flush()
         self._text.append(text)
         return Chunk(text, None, "error" if error is not None else "cancelled")
@@ -227,6 +232,7 @@ class Generation:
             logprobs=None if self.params.logprobs is None else self._logprobs,
             stop=self._stops.matched,
             error=self.error,
+            hint=self.hint,
         )
 
     @property
@@ -238,6 +244,7 @@ class Generation:
         if self._grammar is not None:
             if not self._grammar.accept(id_):
                 self.error = f"token {id_} breaks the grammar: {self._grammar.problem}"
+                self.hint = _LOOSEN
                 return "error"
             if self._grammar.is_complete:
                 return "stop"
@@ -252,15 +259,17 @@ class Generation:
         text = f"the logits after {len(self.sequence.tokens)} tokens are unfit: {what}"
         if self._on_bad_logits is not None:
             text += f"; {self._on_bad_logits(self.sequence)}"
-        return LogitsError(text)
+        return LogitsError(text, DAMAGED)
 
     def _dead_end(self) -> DeadEndError:
         text = f"no token can follow the {len(self.sequence.tokens)} there are: "
         if self._grammar is None:
-            return DeadEndError(text + "logit_bias, min_tokens and ignore_eos forbid all")
+            what = "logit_bias, min_tokens and ignore_eos forbid all"
+            return DeadEndError(text + what, _ALLOW)
         if not self._grammar.allowed.any():
-            return DeadEndError(f"{text}the grammar's dead end ({self._grammar.problem})")
-        return DeadEndError(text + "of those the grammar allows, the other options forbid all")
+            return DeadEndError(f"{text}the grammar's dead end ({self._grammar.problem})", _LOOSEN)
+        what = "of those the grammar allows, the other options forbid all"
+        return DeadEndError(text + what, f"{_ALLOW}, or {_LOOSEN}")
 
     def _show(self, id_: int, may_stop: bool) -> str:
         text = self._stream.push(id_) if self._stream else ""

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xpuc.errors import XpucError
 from xpuc.runtime.candidates import Candidates, Floats, Mask
 from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
 from xpuc.runtime.sampling_params import SamplingParams
 
+DAMAGED = "compare the artifact's files (xpuc inspect --verify), or compile with --activations f32"
 _COLDEST = 1e-8  # finer than float32 logits; anything lower would overflow
 
 
-class SamplingError(Exception):
+class SamplingError(XpucError):
     """No token can be chosen; its request fails, and no other."""
 
 
@@ -237,7 +239,7 @@ class Chain:
         """
         largest = logits.max()
         if not np.isfinite(largest):
-            raise LogitsError(f"the largest logit is {largest}")
+            raise LogitsError(f"the largest logit is {largest}", DAMAGED)
         candidates = Candidates(logits)
         draw = Draw(self.params, tokens, self._random, self._breakers)
         self._forbid(candidates, draw, banned, allowed)
@@ -261,4 +263,4 @@ class Chain:
         if self.params.logit_bias:
             logit_bias(candidates, draw)
         if candidates.logits.max(initial=-np.inf) == -np.inf:
-            raise DeadEndError
+            raise DeadEndError("every token is forbidden", "forbid fewer tokens")

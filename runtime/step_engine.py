@@ -253,11 +253,11 @@ class StepEngine:
         try:
             id_, logprob = generation.choose(row, greedy=greedy)
         except SamplingError as error:
-            self._fail(generation, str(error))
+            self._fail(generation, error.message, error.hint)
             return
         self._deliver(generation, generation.accept(id_, logprob))
         if generation.error is not None:
-            self._fail(generation, generation.error)
+            self._fail(generation, generation.error, generation.hint)
 
     def _verify(
         self, generation: Generation, plan: Plan, span: Span, rows: list[Any], greedy: bool
@@ -270,10 +270,10 @@ class StepEngine:
             self.scheduler.accept(plan, span)
             self._choose(generation, row, greedy)
 
-    def _fail(self, generation: Generation, error: str) -> None:
+    def _fail(self, generation: Generation, error: str, hint: str | None = None) -> None:
         """All of its request that has not ended ends with `error`."""
         for each in self._completions(generation.request):
-            self._deliver(each, each.end(error))
+            self._deliver(each, each.end(error, hint))
 
     def _deliver(self, generation: Generation, chunk: Chunk) -> None:
         result = None

@@ -1,5 +1,8 @@
 """`xpuc doctor`: what is there, what is missing, and the command that adds it."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from cli_runs import invoke
 
@@ -8,6 +11,8 @@ from xpuc.cli.requirements import Requirement, accepts
 
 CORE = Requirement("numpy", ">=1.26", "", "2.0")
 COMPILER = Requirement("apache-tvm", "==0.27.0.post1", "compile", "0.27.0.post1")
+OPTIONAL = {"lmdb": "store", "llguidance": "grammar", "cloudpickle": "tune"}
+ROOT = Path(__file__).parent.parent.parent
 PEER = Requirement("xllamacpp", "", "peer", None)
 
 
@@ -54,6 +59,25 @@ def test_a_missing_peer_is_a_note(machine):
     (row,) = [each for each in done.json["findings"] if each["subject"] == "xllamacpp"]
     assert (row["mark"], row["fix"]) == ("note", "pip install xllamacpp")
     assert done.code == 0
+
+
+def test_what_is_optional_is_listed_with_its_use(machine):
+    missing = [Requirement(name, ">=1", extra, None) for name, extra in OPTIONAL.items()]
+    machine(CORE, COMPILER, *missing)
+    done = invoke("doctor", "--json")
+    assert done.code == 0
+    rows = {each["subject"]: each for each in done.json["findings"]}
+    for name, extra in OPTIONAL.items():
+        assert rows[name]["mark"] == "note"
+        assert rows[name]["fix"] == f"pip install 'xpuc[{extra}]'"
+    assert rows["lmdb"]["found"].endswith(", for K/V that outlives the process: --store)")
+    machine(CORE, COMPILER, Requirement("lmdb", ">=1.4", "store", "3.0.0"))
+    assert "ok    lmdb" in invoke("doctor").out
+
+
+def test_every_extra_of_the_project_has_a_use():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert diagnosis.USES.keys() == {"", *project["optional-dependencies"]}
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xpuc.cli.quantities import columns, count, duration, rate, ratio, size
+from xpuc.cli.quantities import columns, count, duration, n_bytes, rate, ratio, size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,27 @@ from xpuc.cli.quantities import columns, count, duration, rate, ratio, size
 )
 def test_for_people(shown, expected):
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("2K", 2048),
+        ("1.5m", 3 << 19),
+        ("20G", 20 << 30),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes_are_read(text, expected):
+    assert n_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "20GB", "2 X", "1e9", "1,5G"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is no size"):
+        n_bytes(text)
 
 
 def test_columns_are_aligned_and_end_without_spaces():

@@ -1,13 +1,23 @@
 """`xpuc run` on an engine whose model is a few hash functions."""
 
+import inspect
+import math
+import re
 import signal
+from pathlib import Path
 
+import cli_runs
 import numpy as np
 import pytest
 from cli_runs import invoke, write_manifest
 from fake_model import FakeCodec, FakeModel
 
-from xpuc.runtime.engine import Engine
+from xpuc.cli import engine_options
+from xpuc.cli.quantities import n_bytes
+from xpuc.runtime.engine import Engine, load
+from xpuc.runtime.policies import POLICIES
+from xpuc.runtime.prefix_store import STORE_BYTES
+from xpuc.runtime.speculation import Speculation
 
 INTERRUPTED = 130
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}.{% endfor %}"
@@ -61,7 +71,63 @@ def test_one_object_with_the_keys_that_are_promised(artifact, engine):
 
 def test_loads_for_one_sequence_and_warms_the_smallest_bucket(artifact, engine):
     run(artifact, "-p", "hello", "-c", 32, "-t", 3)
-    assert engine.asked == [{"threads": 3, "ctx": 32, "n_sequences": 1, "warm_rows": 1}]
+    assert engine.asked == [
+        {
+            "threads": 3, "ctx": 32, "n_sequences": 1, "warm_rows": 1,
+            "store": None, "policy": "fcfs", "chunk_budget_ms": 150.0, "step_log": None,
+            "speculation": Speculation(draft_max=0),
+        }
+    ]  # fmt: skip
+
+
+def test_the_options_of_the_engine_are_those_of_load(artifact, engine):
+    run(
+        artifact, "-p", "hello", "--store", "kept", "--store-bytes", "1.5G", "--policy", "lpm",
+        "--chunk-budget-ms", "inf", "--step-log", "steps.jsonl", "--draft-max", 7,
+        "--completions", 9,
+    )  # fmt: skip
+    (asked,) = engine.asked
+    assert asked == {
+        "threads": None, "ctx": None, "n_sequences": 4, "warm_rows": 1, "store": Path("kept"),
+        "store_bytes": 3 << 29, "policy": "lpm", "chunk_budget_ms": math.inf,
+        "step_log": Path("steps.jsonl"), "speculation": Speculation(draft_max=7),
+    }  # fmt: skip
+    assert asked.keys() <= inspect.signature(load).parameters.keys()
+    assert asked["n_sequences"] == cli_runs.manifest().max_batch, "not more than run side by side"
+
+
+def test_the_names_and_defaults_that_help_tells_are_the_engines():
+    told = invoke("run", "--help").out
+    assert tuple(POLICIES) == engine_options.POLICIES
+    assert n_bytes("20G") == STORE_BYTES
+    assert "Default: 20G" in " ".join(told.split())
+
+
+def test_several_answers_are_those_of_their_seeds(artifact, engine):
+    made = engine.generate("hello", n=3, seed=5, max_tokens=6)
+    answers = [made, *made.others]
+    args = ("--raw", "-p", "hello", "-n", 6, "-s", 5, "--completions", 3)
+    done = invoke("run", artifact, *args)
+    assert done.out == "---\n".join(each.text + "\n" for each in answers)
+    assert len(done.err.splitlines()) == 3
+    found = invoke("run", artifact, *args, "--json").json
+    assert [found["ids"], *(each["ids"] for each in found["others"])] == [a.ids for a in answers]
+    assert [each["seed"] for each in found["others"]] == [6, 7]
+
+
+def test_drafts_are_counted(artifact, monkeypatch):
+    def load(path, **options):
+        return Engine(FakeModel(), FakeCodec(), speculation=options["speculation"])
+
+    monkeypatch.setattr("xpuc.runtime.engine.load", load)
+    args = ("--raw", "-p", "hello", "-n", 20, "--temp", 0, "-l", "3+60")
+    plain = invoke("run", artifact, *args)
+    drafted = invoke("run", artifact, *args, "--draft-max", 3)
+    assert drafted.out == plain.out
+    assert "draft" not in plain.err
+    assert re.search(r"; \d+ of \d+ draft tokens accepted; length", drafted.err)
+    timings = invoke("run", artifact, *args, "--draft-max", 3, "--json").json["timings"]
+    assert 0 < timings["n_accepted"] <= timings["n_drafted"]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +193,8 @@ def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
         engine, "add_request", lambda p, params: asked.append(params) or add(p, params)
     )
     invoke(
-        "run", artifact, "-p", "hi", "-n", 3, "--temp", 0.5, "--top-k", 3, "--top-p", 0.6,
-        "--min-p", 0.1, "--typical", 0.9, "--top-nsigma", 2,
+        "run", artifact, "-p", "hi", "-n", 3, "--completions", 2, "--temp", 0.5,
+        "--top-k", 3, "--top-p", 0.6, "--min-p", 0.1, "--typical", 0.9, "--top-nsigma", 2,
         "--xtc-probability", 0.3, "--xtc-threshold", 0.2,
         "--repeat-penalty", 1.2, "--repeat-last-n", 9, "--presence-penalty", 0.4,
         "--frequency-penalty", 0.7, "--dry-multiplier", 0.8, "--dry-base", 1.5,
@@ -145,7 +211,7 @@ def test_every_option_reaches_the_sampler(artifact, engine, monkeypatch):
         "frequency_penalty": 0.7, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 4,
         "dry_last_n": 20, "dry_breakers": (), "samplers": "top_k;temperature",
         "logit_bias": {5: 1.5, 6: -np.inf}, "seed": 4, "ignore_eos": True, "stop": ("one", "two"),
-        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None, "draft_max": None, "n": 1,
+        "min_keep": 0, "stop_ids": (), "min_tokens": 0, "logprobs": None, "draft_max": None, "n": 2,
         "dynatemp_range": 0.25, "dynatemp_exponent": 2.0,
         "json_schema": None, "json_object": False, "regex": None, "grammar": None,
     }  # fmt: skip
@@ -215,6 +281,33 @@ def test_a_step_that_fails_is_a_bug_in_one_line(artifact, engine):
     assert done.code == 1
     assert "bug: RuntimeError: the step failed: kernel launch failed" in done.err
     assert "Traceback" not in done.err
+
+
+def test_an_answer_that_nothing_can_follow_takes_two_lines(artifact, engine):
+    pytest.importorskip("llguidance")
+    done = run(artifact, "--raw", "-p", "hi", "--regex", "[.]", "-l", "27-inf")
+    assert done.code == 2
+    assert done.err.splitlines()[-2:] == [
+        "error: no token can follow the 2 there are: of those the grammar allows, the other"
+        " options forbid all",
+        "hint: let these options leave a token, or let the grammar go on or end there",
+    ]
+    banned = [f"{id_}-inf" for id_ in range(97)]
+    done = run(artifact, "--raw", "-p", "hi", *(each for b in banned for each in ("-l", b)))
+    assert done.err.splitlines()[-2:] == [
+        "error: no token can follow the 2 there are: logit_bias, min_tokens and ignore_eos forbid"
+        " all",
+        "hint: let these options leave a token",
+    ]
+
+
+def test_logits_that_are_no_numbers_take_two_lines(artifact, engine):
+    engine.model.nan_tokens = set(range(97))
+    done = run(artifact, "--raw", "-p", "hello")
+    assert done.code == 2
+    error, hint = done.err.splitlines()[-2:]
+    assert error == "error: the logits after 5 tokens are unfit: none is the largest"
+    assert hint.startswith("hint: compare the artifact's files (xpuc inspect --verify)")
 
 
 def test_a_prompt_that_does_not_fit(artifact, engine):

@@ -13,6 +13,12 @@ pytestmark = pytest.mark.slow
 
 SMALL = {"ctx": 160, "max_chunk": 64, "max_batch": 4, "deterministic": True}
 PROMPT = [5, 6, 7, 8] * 9
+TEXT = (
+    "The old lighthouse stood at the edge of the cliff, where the sea had eaten away the path."
+    " Every evening the keeper climbed the two hundred steps and lit the lamp, although no ship had"
+    " passed in years. He said the light was not for the ships but for the birds, who came in"
+    " autumn from the north and would not find the island without it."
+)
 WAYS = {
     "greedy": {"temperature": 0},
     "sampled": {"seed": 3, "temperature": 0.7, "logprobs": 2},
@@ -35,11 +41,11 @@ def chosen_from(monkeypatch):
     return seen
 
 
-def answers(artifact, chosen_from, prompt, draft_max, **options):
+def answers(artifact, chosen_from, prompt, draft_max, max_tokens=100, **options):
     """(ids, logprobs, what they were chosen from), and how many drafts were right."""
     chosen_from.clear()
     with xpuc.load(artifact, speculation=Speculation(draft_max, 1, 3)) as engine:
-        result = engine.generate(prompt, max_tokens=100, ignore_eos=True, **options)
+        result = engine.generate(prompt, max_tokens=max_tokens, ignore_eos=True, **options)
         assert engine.kv.n_used == 0
         engine.kv.check()
     return (result.ids, result.logprobs, list(chosen_from)), result.timings.n_accepted
@@ -59,10 +65,9 @@ def test_drafts_change_no_bit(name, options, tiny_model, compiled, chosen_from):
 @pytest.mark.model
 def test_a_text_is_repeated_in_fewer_steps(smollm2_gguf, compiled, chosen_from):
     artifact = compiled(smollm2_gguf, ctx=256, max_batch=4, deterministic=True)
-    words = "red green blue black white grey pink brown gold silver orange violet"
-    chat = [{"role": "user", "content": f"Repeat these words three times: {words}"}]
+    chat = [{"role": "user", "content": f"Repeat this text word for word:\n\n{TEXT}"}]
     for options in ({"temperature": 0}, {"seed": 1, "temperature": 0.5, "logprobs": 0}):
-        plain, _ = answers(artifact, chosen_from, chat, 0, **options)
-        drafted, n_accepted = answers(artifact, chosen_from, chat, 3, **options)
+        plain, _ = answers(artifact, chosen_from, chat, 0, max_tokens=60, **options)
+        drafted, n_accepted = answers(artifact, chosen_from, chat, 3, max_tokens=60, **options)
         assert drafted == plain
-        assert n_accepted > 30, "of 100"
+        assert n_accepted > 20

@@ -111,6 +111,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     results = engine.generate([[1], [2], [3]], temperature=0, max_tokens=8)
     assert [each.finish_reason for each in results] == ["error", "error", "length"]
     assert results[0].error == "the step failed: kernel launch failed"
+    assert results[0].hint is None, "nothing that the request could do"
     assert [len(each.ids) for each in results] == [3, 3, 8]
     assert results[2].ids == alone([3], temperature=0, max_tokens=8).ids
     assert engine.kv.n_used == 0
@@ -127,6 +128,7 @@ def test_logits_that_are_no_numbers_fail_that_request_only(temperature: float) -
     assert bad.finish_reason == "error"
     assert bad.error is not None
     assert bad.error.startswith("the logits after 2 tokens are unfit")
+    assert bad.hint is not None
     plain = engine.generate([[3, 4], [3, 96]], temperature=0, max_tokens=4)
     assert plain[1].error == "the logits after 2 tokens are unfit: none is the largest"
 

@@ -74,6 +74,20 @@ def test_requests_share_k_v_with_their_own_salt_only() -> None:
     assert hits == [0, 0, 0, 16]
 
 
+def test_generate_and_stream_take_what_add_request_takes() -> None:
+    engine = Engine(FakeModel())
+    for salt, hits in ((b"", 0), (b"one", 0), (b"one", 16)):
+        engine.generate([*range(20)], salt=salt, temperature=0, max_tokens=2)
+        assert engine.kv.counters.hit_tokens == hits
+    list(engine.stream([*range(20)], salt=b"one", temperature=0, max_tokens=2))
+    assert engine.kv.counters.hit_tokens == 32
+    engine = Engine(FakeModel(max_batch=1), policy="priority")
+    engine.add_request([1], priority=5, temperature=0, max_tokens=2)
+    engine.generate([2], priority=4, temperature=0, max_tokens=2)
+    list(engine.stream([3], priority=3, temperature=0, max_tokens=2))
+    assert engine.scheduler.counters.sums["n_admitted"] == 2, "the first one still waits"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -14,6 +14,16 @@ from xpuc.cli import quantities, requirements, sources
 from xpuc.codegen.linker import find_linker
 
 FINE, GAP, NOTE = "ok", "missing", "note"
+# What the packages of an extra are for.
+USES = {
+    "": "",
+    "compile": ", to compile",
+    "cuda": ", to compile for NVIDIA GPUs",
+    "tune": ", for xpuc tune",
+    "grammar": ", for answers of a given form: --json-schema, --regex, --grammar",
+    "store": ", for K/V that outlives the process: --store",
+    "peer": ", for xpuc bench --vs llama.cpp",
+}
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,10 @@ def _python() -> Finding:
 
 def _packages() -> Iterator[Finding]:
     for each in requirements.declared():
-        if each.name == "editables":  # of an installation for development
+        if each.name in ("editables", "xpuc"):  # of development; an extra that needs another
             continue
         needed = {"": "run", "compile": "compile"}.get(each.extra, "")
-        use = {"": "", "compile": ", to compile", "peer": ", for xpuc bench --vs llama.cpp"}
-        wanted = f"{each.pins or 'any version'}{use.get(each.extra, '')}"
+        wanted = f"{each.pins or 'any version'}{USES[each.extra]}"
         if each.is_met:
             yield Finding(each.name, FINE, f"{each.installed} ({wanted})", "", needed)
             continue
@@ -65,7 +74,8 @@ def _packages() -> Iterator[Finding]:
         if each.extra == "peer":
             yield _peer(each.name, found)
         else:
-            yield Finding(each.name, GAP, found, f"pip install '{package}'", needed)
+            mark = GAP if needed else NOTE
+            yield Finding(each.name, mark, found, f"pip install '{package}'", needed)
 
 
 def _peer(name: str, found: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -12,6 +13,15 @@ def size(n_bytes: float) -> str:
             break
         n_bytes /= 1024
     return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:,.1f} {unit}"
+
+
+def n_bytes(text: str) -> int:
+    """Of `63.3M`, `63.3MiB` or `66400000`; K, M, G and T are powers of 1024. ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([KMGT])(?:iB)?)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size")
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** (" KMGT".index(unit.upper()) if unit else 0))
 
 
 def count(n: int, noun: str) -> str:

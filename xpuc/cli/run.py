@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from xpuc.cli import failures, quantities, sampling, sources
+from xpuc.cli import engine_options, failures, quantities, sampling, sources
 from xpuc.errors import RequestError
 
 if TYPE_CHECKING:
     from xpuc.runtime.engine import Engine, Result
     from xpuc.runtime.model import Model
+    from xpuc.runtime.sampling_params import SamplingParams
 
 
 @click.command()
@@ -44,8 +45,19 @@ if TYPE_CHECKING:
     help="Most tokens to generate; -1: to the end of the answer or context.",
 )
 @click.option("--system", metavar="TEXT", help="System message of the chat.")
+@click.option(
+    "--completions",
+    "n",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Answers to the prompt, with the seed and those after it; printed at their end, with a"
+    " line --- between.",
+)
 @sampling.options
 @sources.loading
+@engine_options.options
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say what is loaded, and the sampler chain, on stderr."
 )
@@ -64,31 +76,61 @@ def command(
 
     An ARTIFACT runs as it is; a MODEL (GGUF) is compiled into the cache first. The prompt is that
     of -p or -f, else stdin; one newline at the end of a file or of stdin is left out. --json
-    prints prompt_ids, ids, text, finish_reason and timings. Ctrl-C ends the answer.
+    prints prompt_ids, ids, text, finish_reason and timings, and under "others" the same of further
+    completions. Ctrl-C ends the answer.
     """
     _check_stdin(prompt, file, rest["json_schema"], rest["grammar"])
     ctx, threads, verbose, as_json = (rest.pop(n) for n in ("ctx", "threads", "verbose", "as_json"))
+    asked_of_engine = engine_options.arguments(rest)
     params = sampling.params(rest)
     text = sources.text(prompt, file)
     if prompt is None:
         text = text.removesuffix("\n").removesuffix("\r")
     artifact = sources.artifact(model, ctx)
     _log(verbose)
+    asked = _prompt(artifact, text, chat, system)
     from xpuc.runtime.engine import load
 
-    engine = load(artifact, threads=threads, ctx=ctx, n_sequences=1, warm_rows=1)
-    if verbose:
-        click.echo("\n".join(cast("Model", engine.model).memory.lines()), err=True)
-    asked = _prompt(artifact, text, chat, system)
-    result = _generate(engine, asked, params, (lambda piece: None) if as_json else _show)
+    with load(
+        artifact, threads=threads, ctx=ctx, n_sequences=_side_by_side(artifact, params.n),
+        warm_rows=1, **asked_of_engine,
+    ) as engine:  # fmt: skip
+        if verbose:
+            click.echo("\n".join(cast("Model", engine.model).memory.lines()), err=True)
+        shows_at_once = params.n == 1 and not as_json
+        results = _generate(engine, asked, params, _show if shows_at_once else lambda piece: None)
+        _print(results, as_json=as_json, is_shown=shows_at_once)
+    _end(results)
+
+
+def _side_by_side(artifact: Path, n: int) -> int:
+    """For how many of `n` completions the K/V pool is made."""
+    from xpuc.artifact import read_manifest
+
+    return min(n, read_manifest(artifact).max_batch)
+
+
+def _print(results: list[Result], *, as_json: bool, is_shown: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_facts(result), ensure_ascii=False))
-    else:
-        click.echo("" if result.text.endswith("\n") else "\n", nl=False)
+        first, *others = map(_facts, results)
+        click.echo(json.dumps(first | {"others": others}, ensure_ascii=False))
+        return
+    for place, result in enumerate(results):
+        if place:
+            click.echo("---")
+        text = "" if is_shown else result.text
+        click.echo(text + ("" if result.text.endswith("\n") else "\n"), nl=False)
         click.echo(_closing(result), err=True)
-    if result.error is not None:
-        raise RuntimeError(result.error)
-    if result.finish_reason == "cancelled":
+
+
+def _end(results: list[Result]) -> None:
+    """As the answers ended."""
+    for result in results:
+        if result.error is not None:
+            if result.hint is None:
+                raise RuntimeError(result.error)
+            raise RequestError(result.error, result.hint)
+    if any(result.finish_reason == "cancelled" for result in results):
         raise click.exceptions.Exit(failures.INTERRUPTED)
 
 
@@ -132,17 +174,21 @@ def _prompt(artifact: Path, text: str, chat: bool | None, system: str | None) ->
     return [{"role": "system", "content": system}, *messages] if system is not None else messages
 
 
-def _generate(engine: Engine, prompt: Any, params: Any, show: Callable[[str], None]) -> Result:
-    """Drive the engine until the answer ends, or Ctrl-C ends it."""
+def _generate(
+    engine: Engine, prompt: Any, params: SamplingParams, show: Callable[[str], None]
+) -> list[Result]:
+    """Drive the engine until the answers end, or Ctrl-C ends them."""
+    results: dict[int, Result] = {}
     with _interrupts() as interrupted:
         request = engine.add_request(prompt, params)
-        while True:
+        while len(results) < params.n:
             if interrupted():
                 engine.cancel(request)
             for event in engine.step():
                 show(event.chunk.text)
                 if event.result is not None:
-                    return event.result
+                    results[event.index] = event.result
+    return [results[index] for index in range(params.n)]
 
 
 @contextmanager
@@ -188,13 +234,13 @@ def _facts(result: Result) -> dict[str, Any]:
 def _closing(result: Result) -> str:
     t = result.timings
     prompt, answer = (quantities.count(n, "token") for n in (t.n_prompt, t.n_generated))
-    return "; ".join(
-        (
-            f"prompt {prompt}, {quantities.rate(t.prompt_tokens_per_s)}",
-            f"first token after {quantities.duration(t.first_token_ms / 1000)}",
-            f"answer {answer}, {quantities.rate(t.tokens_per_s)}"
-            if t.decode_ms
-            else f"answer {answer}",
-            result.finish_reason,
-        )
-    )
+    parts = [
+        f"prompt {prompt}, {quantities.rate(t.prompt_tokens_per_s)}",
+        f"first token after {quantities.duration(t.first_token_ms / 1000)}",
+        f"answer {answer}, {quantities.rate(t.tokens_per_s)}"
+        if t.decode_ms
+        else f"answer {answer}",
+    ]
+    if t.n_drafted:
+        parts.append(f"{t.n_accepted} of {quantities.count(t.n_drafted, 'draft token')} accepted")
+    return "; ".join([*parts, result.finish_reason])
