@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from xpuc.schedules.cuda import tir
+from xpuc.schedules.cuda import hopper, tir
 
 
 def rms_norm(d: int, eps: float = 1e-5, warps: int = 8) -> tirx.PrimFunc:
@@ -135,3 +135,37 @@ def contraction(fused: bool) -> tirx.PrimFunc:
         tir.store(y, i, tir.let(total) / values[2])
 
     return tir.prim_func("fused" if fused else "unfused", body)
+
+
+def hopper_product(n: int, k: int, dtype: str, warpgroups: int = 2) -> tirx.PrimFunc:
+    """c = a (m, k) b (n, k)^T by tiles of 64 `warpgroups` rows; f16 to f32, int8 to int32."""
+    rows = hopper.ROWS * warpgroups
+    summed = {"float16": "float32", "int8": "uint32"}[dtype]
+
+    def body() -> None:
+        m = tir.rows_var("m")
+        a, b = tir.arg("a", (m, k), dtype), tir.arg("b", (n, k), dtype)
+        c = tir.arg("c", (m, n), summed)
+        maps = hopper.tensor_map(a, rows), hopper.tensor_map(b, n)
+        threads = tir.launch((tir.floordiv(m + rows - 1, rows),), warpgroups * hopper.WARPGROUP)
+        first = threads.block[0] * rows
+        tiles = [hopper.tile(t.rows, dtype) for t in maps]
+        barrier = hopper.CopyBarrier(threads)
+        acc = tir.registers(n // 2, summed)
+        for i in range(n // 2):
+            tir.store(acc, i, tir.const(0, summed))
+        own_row = tir.let(threads.warp // hopper.WARPGROUP * hopper.ROWS)
+        with tir.serial(0, -(-k // maps[0].columns)) as step:
+            with tir.when(threads.thread == 0):
+                for into, source, row in zip(tiles, maps, (first, 0), strict=True):
+                    barrier.copy(into, source, row, step * source.columns)
+                barrier.expect(*maps)
+            barrier.wait()
+            hopper.multiply_add(acc, tiles[0], own_row, tiles[1])
+            tir.sync_block()
+        for i in range(n // 2):
+            row, column = hopper.position(threads, i)
+            with tir.when(first + own_row + row < m):
+                tir.store(c, (first + own_row + row, column), acc[i])
+
+    return tir.prim_func(f"hopper_product_{dtype}_{n}x{k}", body)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tvm
-from gpu_kernels import contraction, q4_0_mat_vec, rms_norm, tile_product
+from gpu_kernels import contraction, hopper_product, q4_0_mat_vec, rms_norm, tile_product
 from sass import Sass, disassemble
 from tvm import IRModule, relax
 
@@ -16,7 +16,7 @@ from xpuc.codegen import build, cuda
 from xpuc.codegen.cuda import find, nvcc
 from xpuc.codegen.cuda.compiler import Compiler, Fatbin
 from xpuc.codegen.kernels.activation import silu
-from xpuc.codegen.target import resolve
+from xpuc.codegen.target import CompileTarget, resolve
 from xpuc.errors import XpucError
 
 pytestmark = pytest.mark.slow
@@ -30,10 +30,14 @@ KERNELS = (
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 
 
-def made_by(compiler: Compiler | None, kernels: Sequence[tvm.tirx.PrimFunc]) -> Fatbin:
+def made_by(
+    compiler: Compiler | None,
+    kernels: Sequence[tvm.tirx.PrimFunc],
+    machine: CompileTarget = MACHINE,
+) -> Fatbin:
     module = IRModule({str(k.attrs["global_symbol"]): k for k in kernels})
-    with MACHINE.tvm, cuda.compiling(ARCHS, compiler) as made:
-        built = tvm.compile(module, target=MACHINE.tvm, tir_pipeline=cuda.PIPELINE)
+    with machine.tvm, cuda.compiling(machine.archs, compiler) as made:
+        built = tvm.compile(module, target=machine.tvm, tir_pipeline=cuda.PIPELINE)
     cuda.check_no_source(built.mod)
     assert len(made.fatbins) == 1
     return made.fatbins[0]
@@ -90,6 +94,20 @@ def test_tiles_run_on_tensor_cores(sass: dict[str, Sass]) -> None:
     assert kernel.count("LDGSTS.E.BYPASS.128") >= 2
     assert kernel.count("MUFU.EX2") == 4
     assert kernel.count("STG.E.128") == 1
+
+
+def test_hopper_copies_tiles_and_multiplies_them_by_warpgroup() -> None:
+    products = {"float16": "HGMMA.64x128x16.F32", "int8": "IGMMA.64x128x32.S8.S8"}
+    kernels = [hopper_product(128, 4096, dtype) for dtype in products]
+    made = made_by(None, kernels, resolve("cuda -arch=sm_90a"))
+    for row in made.usage:
+        assert row.stack_bytes == 0
+        assert row.registers <= 110
+    code = disassemble(made.code, "sm_90a")
+    for dtype, product in products.items():
+        kernel = code[f"hopper_product_{dtype}_128x4096_kernel"]
+        assert kernel.count("UTMALDG.2D") >= 2, kernel.histogram()
+        assert kernel.count(product) >= 4, kernel.histogram()
 
 
 def test_nothing_is_contracted_or_approximated_unasked(sass: dict[str, Sass]) -> None:
