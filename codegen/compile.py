@@ -385,8 +385,9 @@ def buckets(max_batch: int) -> tuple[int, ...]:
 
 def _weight_params(module: IRModule) -> list[str]:
     """The names of a step's weight parameters, in order: after the index inputs and the pools."""
+    others = {*INDEX_INPUTS, "k_pool", "v_pool"}
     names = [p.name for p in module["decode"].params]
-    return [n for n in names if n not in INDEX_INPUTS and not n.startswith(("k_pool.", "v_pool."))]
+    return [name for name in names if name.partition(".")[0] not in others]
 
 
 def _vector(packed: Any) -> Sequence[np.ndarray]:

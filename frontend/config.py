@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from xpuc.artifact import windows_of
 from xpuc.errors import FileError, UnsupportedError
 
 T = TypeVar("T", int, float, str, bool)
@@ -102,6 +103,11 @@ class ModelConfig:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Those of the groups of layers, see `artifact.windows_of`."""
+        return windows_of(layer.window for layer in self.layers)
 
 
 class Reader:

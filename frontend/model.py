@@ -42,7 +42,9 @@ class Model:
         functions: dict[str, Any] = {}
         for name, every_row in (("prefill", False), ("decode", True)):
             for suffix, greedy in (("", False), ("_greedy", True)):
-                graph = Graph(self.path, self.tensors, pool, every_row=every_row)
+                graph = Graph(
+                    self.path, self.tensors, pool, self.config.windows, every_row=every_row
+                )
                 functions[name + suffix] = graph.function(
                     name + suffix, partial(self._body, graph, greedy)
                 )

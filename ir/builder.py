@@ -2,7 +2,7 @@
 
 Weights become parameters named by their GGUF tensor name when they are first used; a matrix keeps
 the bytes of its format (rows, row bytes), a vector is f32. The parameters of a step are, in order:
-the index inputs of `INDEX_INPUTS`, a K and a V pool for each layer, the weights.
+the index inputs, a K and a V pool for each layer, the weights.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ INDEX_INPUTS: dict[str, tuple[str | int, ...]] = {
     "block_table": ("s", "b"),
     "out_rows": ("m",),
 }
+_OF_GROUP = ("slots", "block_table")
+
+
+def index_inputs(n_groups: int) -> dict[str, tuple[str | int, ...]]:
+    """Those of a step over so many groups of layers: of each but the first `slots.i` and
+    `block_table.i` come last."""
+    return INDEX_INPUTS | {
+        _of_group(name, i): INDEX_INPUTS[name] for i in range(1, n_groups) for name in _OF_GROUP
+    }
+
+
+def _of_group(name: str, i: int) -> str:
+    return f"{name}.{i}" if i else name
 
 
 class TensorFacts(Protocol):
@@ -58,23 +71,31 @@ class PoolLayout:
 class Graph:
     """One step function under construction.
 
-    With `every_row` the logits of all rows are wanted (decode), otherwise those of `out_rows`.
+    `windows` are those of the groups of layers. With `every_row` the logits of all rows are wanted
+    (decode), otherwise those of `out_rows`.
     """
 
     def __init__(
-        self, path: str, tensors: Mapping[str, TensorFacts], pool: PoolLayout, *, every_row: bool
+        self,
+        path: str,
+        tensors: Mapping[str, TensorFacts],
+        pool: PoolLayout,
+        windows: tuple[int, ...],
+        *,
+        every_row: bool,
     ) -> None:
         self.path, self.tensors, self.pool, self.every_row = path, tensors, pool, every_row
+        self.windows = windows
         self.builder = relax.BlockBuilder()
         self._weights: dict[str, Var] = {}
         self._pools: list[tuple[Var, Var]] = []
-        symbols = {s: tirx.Var(s, "int64") for s in ("n", "t", "w", "s", "b", "m", "blocks")}
-        self.blocks = symbols["blocks"]
+        symbols = {s: tirx.Var(s, "int64") for s in ("n", "t", "w", "s", "b", "m")}
+        self.blocks = [tirx.Var(_of_group("blocks", i), "int64") for i in range(len(windows))]
         self.inputs = {
             name: relax.Var(
                 name, ops.tensor([symbols[d] if isinstance(d, str) else d for d in shape], "int32")
             )
-            for name, shape in INDEX_INPUTS.items()
+            for name, shape in index_inputs(len(windows)).items()
         }
 
     def op(self, name: str, *operands: Var, **attrs: Any) -> Var:
@@ -123,14 +144,16 @@ class Graph:
         """A constant held in the compiled library."""
         return relax.const(value, str(value.dtype))
 
-    def kv_pool(self, kv_heads: int, head_dim: int) -> tuple[Var, Var]:
+    def index(self, name: str, window: int) -> Var:
+        """The index input `name` of the group of a window."""
+        return self.inputs[_of_group(name, self.windows.index(window))]
+
+    def kv_pool(self, kv_heads: int, head_dim: int, window: int) -> tuple[Var, Var]:
         """The K and the V pool of the next layer."""
-        i = len(self._pools)
+        i, blocks = len(self._pools), self.blocks[self.windows.index(window)]
         k, v = (
             relax.Var(f"{name}_pool.{i}", ops.tensor(shape, self.pool.dtype))
-            for name, shape in zip(
-                "kv", self.pool.shapes(self.blocks, kv_heads, head_dim), strict=True
-            )
+            for name, shape in zip("kv", self.pool.shapes(blocks, kv_heads, head_dim), strict=True)
         )
         self._pools.append((k, v))
         return k, v

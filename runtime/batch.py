@@ -3,11 +3,16 @@
 Rows are tokens. The arrays (all int32) hold a step's facts at a fixed capacity; a step sees their
 leading parts:
 
-    tokens (n,)  positions (n,)  slots (n,)   the row's token, its place, where its K/V is written
+    tokens (n,)  positions (n,)   the row's token and its place
     tiles (t, 4)         (row_start, n_rows, first_work, n_work), rows of one sequence
     work (w, 4)          (row_start, n_rows, seq, segment), a tile's segments of context, ascending
-    block_table (s, b)   the blocks of each sequence of the step, in order of position
     out_rows (m,)        the rows whose result is wanted
+
+and for each group of layers
+
+    slots (n,)           where the row's K/V is written
+    block_table (s, b)   the blocks of each sequence of the step, in order of position; where no row
+                         of the step sees any of a block, what stands there names none
 
 A step in which every sequence brings one token is a `decode` (one row) or `cols` call, padded to
 the next bucket; a padded row has token 0, position 0 and slot -1 and is in no tile. Drafts of a
@@ -94,10 +99,8 @@ class Batch:
     kind: Kind
     tokens: Ints
     positions: Ints
-    slots: Ints
     tiles: Ints
     work: Ints
-    block_table: Ints
     out_rows: Ints
 
     def __init__(self, sizes: Sizes) -> None:
@@ -111,14 +114,15 @@ class Batch:
         n_decode = self._max_bucket
         self._tokens = _Leading(n_rows, keep=n_decode)
         self._positions = _Leading(n_rows, keep=n_decode)
-        self._slots = _Leading(n_rows, keep=n_decode)
         self._tiles = _Leading(n_tiles, 4, keep=n_decode)
         self._work = _Leading(n_tiles * n_segments, 4, keep=n_decode * n_segments)
-        self._table = _Leading(sizes.max_batch, n_columns, keep=n_decode)
         self._out_rows = _Leading(n_rows, keep=n_decode)
         self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
-        # Per row of the table: whose blocks stand there, since which epoch, and how many.
-        self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * sizes.max_batch
+        self._groups = [
+            _Places(sizes.block_tokens, n_rows, (sizes.max_batch, n_columns), keep=n_decode)
+            for _ in sizes.windows
+        ]
+        self._n_sequences = 0
         # Of each row of a decode call its sequence and segments, as tiles and work say them.
         self._segments: list[tuple[int, int]] = []
 
@@ -128,19 +132,28 @@ class Batch:
         return len(self.tokens)
 
     @property
+    def slots(self) -> tuple[Ints, ...]:
+        """Of each group."""
+        return tuple([group.slots[self.n_rows] for group in self._groups])
+
+    @property
+    def block_tables(self) -> tuple[Ints, ...]:
+        """Of each group."""
+        return tuple([group.table[self._n_sequences] for group in self._groups])
+
+    @property
     def views(self) -> tuple[Ints, ...]:
         """The arrays of the step, as a call takes them. A view that comes again is the same one."""
+        (slots, table), *further = zip(self.slots, self.block_tables, strict=True)
         return (
-            self.tokens, self.positions, self.slots, self.tiles,
-            self.work, self.block_table, self.out_rows,
+            self.tokens, self.positions, slots, self.tiles, self.work, table, self.out_rows,
+            *(view for group in further for view in group),
         )  # fmt: skip
 
     def kept(self) -> Iterator[Ints]:
         """All views there are; those of decode calls from the beginning."""
-        for each in (
-            self._tokens, self._positions, self._slots, self._tiles,
-            self._work, self._table, self._out_rows,
-        ):  # fmt: skip
+        common = (self._tokens, self._positions, self._tiles, self._work, self._out_rows)
+        for each in (*common, *(a for group in self._groups for a in (group.slots, group.table))):
             yield from each.views.values()
 
     def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
@@ -154,25 +167,28 @@ class Batch:
             self._fill_decode(spans)
         else:
             self._fill_prefill(spans, every_row)
-        self.block_table = self._table[len(spans)]
+        self._n_sequences = len(spans)
 
     def _fill_decode(self, spans: Many[Span]) -> None:
-        tokens, positions, slots = self._tokens.all, self._positions.all, self._slots.all
+        tokens, positions = self._tokens.all, self._positions.all
         segments: list[tuple[int, int]] = []
         for seq, span in enumerate(spans):
             sequence, position = span.sequence, span.start
-            self._write_table(seq, sequence)
+            self._write_tables(seq, sequence)
             for token in (sequence.tokens[position], *span.drafts):
                 row = len(segments)
                 tokens[row] = token
                 positions[row] = position
-                slots[row] = self._slot(sequence, position)
+                for group, blocks in zip(self._groups, sequence.blocks, strict=True):
+                    group.write_slot(row, blocks, position)
                 segments.append((seq, position // self._sizes.segment_tokens + 1))
                 position += 1
         n = len(segments)
         n_rows = next(bucket for bucket in self._buckets if bucket >= n)
         for row in range(n, n_rows):
-            tokens[row], positions[row], slots[row] = 0, 0, -1
+            tokens[row], positions[row] = 0, 0
+            for group in self._groups:
+                group.slots.all[row] = -1
         if segments != self._segments:
             tiles = [(row, 1, seq, self._last(last)) for row, (seq, last) in enumerate(segments)]
             self._write_work(tiles)
@@ -186,7 +202,7 @@ class Batch:
         row = 0
         for seq, span in enumerate(spans):
             assert not span.drafts, "drafts are rows of decode calls only"
-            self._write_table(seq, span.sequence)
+            self._write_tables(seq, span.sequence)
             self._write_rows(row, seq, span)
             for first in range(0, span.count, self._sizes.tile_rows):
                 n = min(self._sizes.tile_rows, span.count - first)
@@ -206,37 +222,22 @@ class Batch:
         self.kind = kind
         self.tokens = self._tokens[n_rows]
         self.positions = self._positions[n_rows]
-        self.slots = self._slots[n_rows]
         self.out_rows = self._out_rows[n_out]
-
-    def _slot(self, sequence: Sequence, position: int) -> int:
-        block, offset = divmod(position, self._sizes.block_tokens)
-        return sequence.blocks[0][block] * self._sizes.block_tokens + offset
 
     def _last(self, n_segments: int) -> int:
         return n_segments * self._sizes.segment_tokens - 1
 
     def _write_rows(self, row: int, seq: int, span: Span) -> None:
         rows = slice(row, row + span.count)
-        places = self._count[span.start : span.start + span.count]
-        block, offset = np.divmod(places, self._sizes.block_tokens)
+        positions = self._count[span.start : span.start + span.count]
         self._tokens.all[rows] = span.sequence.tokens[span.start : span.start + span.count]
-        self._positions.all[rows] = places
-        self._slots.all[rows] = self._table.all[seq, block] * self._sizes.block_tokens + offset
+        self._positions.all[rows] = positions
+        for group in self._groups:
+            group.write_slots(rows, seq, positions)
 
-    def _write_table(self, row: int, sequence: Sequence) -> None:
-        """Blocks are only appended within an epoch, so what stands there already is kept."""
-        owner, epoch, n = self._written[row]
-        n_blocks = len(sequence.blocks[0])
-        if owner is sequence and epoch == sequence.epoch:
-            if n == n_blocks:
-                return
-        else:
-            n = 0
-        blocks = sequence.blocks[0]
-        for place in range(n, n_blocks):
-            self._table.all[row, place] = blocks[place]
-        self._written[row] = (sequence, sequence.epoch, n_blocks)
+    def _write_tables(self, seq: int, sequence: Sequence) -> None:
+        for group, blocks in zip(self._groups, sequence.blocks, strict=True):
+            group.write_table(seq, sequence, blocks)
 
     def _write_work(self, tiles: list[_Tile]) -> None:
         entries: list[int] = []
@@ -248,6 +249,41 @@ class Batch:
                 items += (row, n_rows, seq, segment)
         self.tiles = self._tiles.write(entries)
         self.work = self._work.write(items)
+
+
+class _Places:
+    """Where the K/V of a group of layers lies: its slots and its block table, of `shape`."""
+
+    def __init__(
+        self, block_tokens: int, n_rows: int, shape: tuple[int, int], *, keep: int
+    ) -> None:
+        self.slots = _Leading(n_rows, keep=keep)
+        self.table = _Leading(*shape, keep=keep)
+        self._block_tokens = block_tokens
+        # Per row of the table: whose blocks stand there, since which epoch, and how many.
+        self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * shape[0]
+
+    def write_slot(self, row: int, blocks: Many[int], position: int) -> None:
+        place, offset = divmod(position, self._block_tokens)
+        self.slots.all[row] = blocks[place] * self._block_tokens + offset
+
+    def write_slots(self, rows: slice, seq: int, positions: Ints) -> None:
+        """Of rows of the sequence that stands in row `seq` of the table."""
+        place, offset = np.divmod(positions, self._block_tokens)
+        self.slots.all[rows] = self.table.all[seq, place] * self._block_tokens + offset
+
+    def write_table(self, row: int, sequence: Sequence, blocks: Many[int]) -> None:
+        """Within an epoch blocks are appended or given up, so what stands there already is kept."""
+        owner, epoch, n = self._written[row]
+        n_blocks = len(blocks)
+        if owner is sequence and epoch == sequence.epoch:
+            if n == n_blocks:
+                return
+        else:
+            n = 0
+        for place in range(n, n_blocks):
+            self.table.all[row, place] = blocks[place]
+        self._written[row] = (sequence, sequence.epoch, n_blocks)
 
 
 class _Leading:

@@ -42,6 +42,14 @@ class ReuseCounters:
     store_tokens: int = 0
 
 
+def ring_blocks(window: int, max_chunk: int, block_tokens: int) -> int:
+    """Blocks for what a row of a window sees before a step of `max_chunk` rows, and for these.
+
+    They lie in one block more where the first of them is the last of its block.
+    """
+    return -(-(window + max_chunk - 2) // block_tokens) + 1
+
+
 class Group:
     """The blocks of the layers of one window.
 
@@ -53,8 +61,7 @@ class Group:
         self.pool, self.window, self.most = pool, window, pool.n_blocks
         self._size, self._seen = pool.block_tokens, window or sys.maxsize
         if window:
-            # A row at n sees tokens from n - window + 1 on, a step writes up to n + max_chunk - 1.
-            ring = -(-(window + max_chunk - 2) // self._size) + 1
+            ring = ring_blocks(window, max_chunk, self._size)
             self.most = min(ring, pool.n_blocks)
             self._holds_any = ring <= pool.n_blocks
         else:
@@ -140,14 +147,14 @@ class KvBlocks:
         It gets them at once, so that two that start together never count on the same ones, and
         only if `headroom` more are free for the tokens that follow.
         """
-        for store in (self.store, None):
+        # A block of the store that is not whole is forgotten: then a shorter prefix, or none of it.
+        for store in (self.store, self.store, None):
             found = self._match(self.reusable(sequence), store)
             n_tokens = min(len(sequence.tokens), found.n * self.block_tokens + n_rows)
             if not self._fits(found, n_tokens, headroom):
                 return False
             if self._take(sequence, found, n_tokens):
                 break
-            # A block of the store was not whole: what was read before it is in the pools now.
             self.release(sequence)
         return True
 

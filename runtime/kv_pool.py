@@ -1,9 +1,10 @@
-"""The tensors behind the block pool: K and V of each layer, a block at the same place in all."""
+"""The tensors behind a block pool: K and V of some layers, a block at the same place in all."""
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,22 @@ from xpuc.artifact import KvLayout
 
 
 class KvPool:
-    """K/V of `n_blocks` blocks.
+    """K/V of `n_blocks` blocks, in the layers of one window.
 
-    arrays       K then V of each layer, as KvLayout describes them; the model reads and writes them
+    layers       by number K and V, as KvLayout describes them; the model reads and writes them
     block_bytes  of one block in all of them
     """
 
-    def __init__(self, n_blocks: int, layout: KvLayout) -> None:
-        self.arrays: list[npt.NDArray[Any]] = []
-        for kv_heads, head_dim, _ in layout.layers:
-            shape = (n_blocks, kv_heads, head_dim, layout.block_tokens)
-            self.arrays.append(pages(shape, layout.dtype))
-            self.arrays.append(pages((*shape[:2], shape[3], shape[2]), layout.dtype))
-        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in self.arrays]
+    def __init__(self, n_blocks: int, layout: KvLayout, window: int = 0) -> None:
+        self.layers: dict[int, tuple[npt.NDArray[Any], ...]] = {}
+        for layer, (kv_heads, head_dim, seen) in enumerate(layout.layers):
+            if seen == window:
+                shape = (n_blocks, kv_heads, head_dim, layout.block_tokens)
+                self.layers[layer] = (
+                    pages(shape, layout.dtype),
+                    pages((*shape[:2], shape[3], shape[2]), layout.dtype),
+                )
+        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in in_layer_order([self])]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
     def copy(self, source: int, destination: int) -> None:
@@ -34,8 +38,14 @@ class KvPool:
             each[destination] = each[source]
 
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
-        """The block's own memory in each of `arrays`, `block_bytes` in all; no copies."""
+        """The block's own memory in each array, `block_bytes` in all; no copies."""
         return [each[block] for each in self._bytes]
+
+
+def in_layer_order(pools: Iterable[KvPool]) -> list[npt.NDArray[Any]]:
+    """The arrays of all layers, as a step takes them."""
+    layers = {layer: arrays for pool in pools for layer, arrays in pool.layers.items()}
+    return [array for layer in sorted(layers) for array in layers[layer]]
 
 
 def pages(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from xpuc.artifact import Manifest
 from xpuc.errors import ArtifactError
+from xpuc.runtime.kv_blocks import ring_blocks
 
 RESERVE_BYTES = 256 << 20  # left to the rest of the machine
 RUNTIME_BYTES = 72 << 20  # Python and the libraries
@@ -24,16 +25,29 @@ _CGROUPS = {  # mount, limit, use, and what of the use can be had back at once
 
 
 @dataclass(frozen=True)
+class PoolMemory:
+    """K/V of the layers that see `window` tokens (0: all), `n_bytes` for `n_blocks` blocks."""
+
+    window: int
+    n_blocks: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
 class MemoryStatement:
-    """Bytes by term. `kv_pool` is for `n_blocks` blocks."""
+    """Bytes by term."""
 
     free: int
     weights: int
     activations: int
     logits: int
-    n_blocks: int
-    kv_pool: int
+    pools: tuple[PoolMemory, ...]
     runtime: int
+
+    @property
+    def kv_pool(self) -> int:
+        """Of all pools."""
+        return sum(pool.n_bytes for pool in self.pools)
 
     @property
     def total(self) -> int:
@@ -46,11 +60,16 @@ class MemoryStatement:
             ("weights (mapped file)", self.weights),
             ("activations (planned)", self.activations),
             ("logits", self.logits),
-            (f"K/V pool ({self.n_blocks} blocks)", self.kv_pool),
+            *(_pool_term(pool) for pool in self.pools),
             ("runtime and tokenizer", self.runtime),
             ("total", self.total),
         )
         return [f"{name:<28}{value / 2**20:>10.1f} MiB" for name, value in terms]
+
+
+def _pool_term(pool: PoolMemory) -> tuple[str, int]:
+    window = f" of {pool.window}" if pool.window else ""
+    return f"K/V pool{window} ({pool.n_blocks} blocks)", pool.n_bytes
 
 
 def free_bytes(root: Path = Path("/")) -> int:
@@ -85,26 +104,47 @@ def _left(limit: Path, use: Path, reclaimable: str) -> Iterator[int]:
     yield max(0, int(most) - int(use.read_text()) + int(stat.get(reclaimable, 0)))
 
 
-def plan(manifest: Manifest, n_sequences: int, context: int) -> MemoryStatement:
-    """Blocks for `n_sequences` sequences of `context` tokens, or as many as memory affords."""
-    block = manifest.kv.bytes_per_token * manifest.kv.block_tokens
-    per_sequence = -(-context // manifest.kv.block_tokens)
+def plan(
+    manifest: Manifest, n_sequences: int, context: int, *, rings: bool = True
+) -> MemoryStatement:
+    """Blocks for `n_sequences` sequences of `context` tokens, or as many as memory affords.
+
+    With `rings` layers with a window have as many as a sequence holds at a time.
+    """
     bare = MemoryStatement(
         free=free_bytes(),
         weights=manifest.memory["weights"],
         activations=manifest.memory["activations"],
         # What a step returns is no part of what the compiler planned.
         logits=manifest.max_out_rows * manifest.n_vocab * 4,
-        n_blocks=0,
-        kv_pool=0,
+        pools=(),
         runtime=RUNTIME_BYTES + manifest.n_vocab * TOKEN_BYTES,
     )
     left = max(0, bare.free - bare.total - RESERVE_BYTES)
-    n_blocks = min(n_sequences * per_sequence, left // block)
-    if n_blocks < per_sequence:
+    of_one = sequence_pools(manifest, context, rings=rings)
+    n_bytes = sum(pool.n_bytes for pool in of_one)
+    if n_bytes > left:
         raise ArtifactError(
             f"{manifest.name}: K/V for one sequence of {context} tokens takes"
-            f" {per_sequence * block >> 20} MiB, {left >> 20} MiB are free beside the model",
+            f" {n_bytes >> 20} MiB, {left >> 20} MiB are free beside the model",
             "ask for a smaller context (--ctx), or free some memory",
         )
-    return dataclasses.replace(bare, n_blocks=n_blocks, kv_pool=n_blocks * block)
+    pools = []
+    for pool in of_one:
+        n_blocks = min(n_sequences * pool.n_blocks, pool.n_blocks * left // n_bytes)
+        pools.append(PoolMemory(pool.window, n_blocks, n_blocks * pool.n_bytes // pool.n_blocks))
+    return dataclasses.replace(bare, pools=tuple(pools))
+
+
+def sequence_pools(
+    manifest: Manifest, context: int, *, rings: bool = True
+) -> tuple[PoolMemory, ...]:
+    """What one sequence of `context` tokens takes of each pool."""
+    kv, found = manifest.kv, []
+    for window in kv.windows:
+        n_blocks = -(-context // kv.block_tokens)
+        if window and rings:
+            ring = ring_blocks(window, manifest.max_chunk, kv.block_tokens)
+            n_blocks = min(n_blocks, ring)
+        found.append(PoolMemory(window, n_blocks, n_blocks * kv.block_bytes(window)))
+    return tuple(found)

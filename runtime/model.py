@@ -26,7 +26,7 @@ from xpuc.artifact import (
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
-from xpuc.runtime.kv_pool import KvPool, pages
+from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
@@ -48,7 +48,8 @@ class Model:
         self.block_tokens = manifest.kv.block_tokens
         self.segment_tokens = manifest.kv.segment_tokens
         self.tile_rows = manifest.kv.tile_rows
-        self.windows, self.n_blocks = (0,), (statement.n_blocks,)
+        self.windows = manifest.kv.windows
+        self.n_blocks = tuple(pool.n_blocks for pool in statement.pools)
         self.max_context = context
         self.max_chunk = manifest.max_chunk
         self.max_batch = manifest.max_batch
@@ -60,8 +61,11 @@ class Model:
         self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
-        self.kv = (KvPool(statement.n_blocks, manifest.kv),)
-        self._pools = [tvm_ffi.from_dlpack(array) for array in self.kv[0].arrays]
+        self.kv = tuple(
+            KvPool(n, manifest.kv, window)
+            for n, window in zip(self.n_blocks, self.windows, strict=True)
+        )
+        self._pools = [tvm_ffi.from_dlpack(array) for array in in_layer_order(self.kv)]
         self._operands = tvm_ffi.convert([*self._pools, *self._weights])
         self._results = {
             True: _Result(self.max_out_rows, dtype="int32"),
@@ -148,9 +152,12 @@ def load_model(
     threads: int | None = None,
     ctx: int | None = None,
     n_sequences: int | None = None,
+    rings: bool = True,
 ) -> Model:
     """Load an artifact for `n_sequences` sequences of up to `ctx` tokens (default: its limits).
 
+    Without `rings` layers with a window keep all tokens too, for a caller who goes back to earlier
+    ones.
     ArtifactError says what does not fit: version, machine, damaged files, memory.
     """
     directory = Path(path)
@@ -164,7 +171,8 @@ def load_model(
             f"{directory}: compiled for {manifest.context} tokens of context, {context} asked for",
             f"compile it again with --ctx {context}",
         )
-    statement = memory.plan(manifest, n_sequences or manifest.max_batch, context)
+    n = n_sequences or manifest.max_batch
+    statement = memory.plan(manifest, n, context, rings=rings)
     # Read once, when the runtime library starts its thread pool.
     os.environ["TVM_NUM_THREADS"] = str(threads or default_threads())
     return Model(directory, manifest, statement, context)

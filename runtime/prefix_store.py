@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xpuc.artifact import LIBRARY, Manifest
+from xpuc.runtime.extents import place_bytes
 from xpuc.runtime.prefix import Link
 from xpuc.runtime.store import BlockStore
 
@@ -114,7 +115,7 @@ def open_store(
 
     The groups of blocks, each with its memory, share the bytes so that all keep as many.
     """
-    total = sum(memory.block_bytes for memory in memories)
+    total = sum(place_bytes(memory.block_bytes) for memory in memories)
     with ExitStack() as opened:
         stores = []
         for group, memory in enumerate(memories):
@@ -122,7 +123,7 @@ def open_store(
                 Path(path),
                 identity=identity + (b"" if len(memories) == 1 else b" group %d" % group),
                 block_bytes=memory.block_bytes,
-                max_bytes=max_bytes * memory.block_bytes // total,
+                max_bytes=max_bytes * place_bytes(memory.block_bytes) // total,
             )
             opened.callback(store.close)
             stores.append(store)

@@ -23,8 +23,11 @@ class FakeModel:
     def __init__(self, **sizes: Any) -> None:
         self.n_vocab: int = sizes.pop("n_vocab", 97)
         self.block_tokens: int = sizes.pop("block_tokens", 4)
-        self.windows = (0,)
-        self.n_blocks: tuple[int, ...] = (sizes.pop("n_blocks", 64),)
+        self.windows: tuple[int, ...] = sizes.pop("windows", (0,))
+        n_blocks = sizes.pop("n_blocks", 64)
+        self.n_blocks: tuple[int, ...] = (
+            (n_blocks,) * len(self.windows) if isinstance(n_blocks, int) else n_blocks
+        )
         self.max_context: int = sizes.pop("max_context", 96)
         self.max_chunk: int = sizes.pop("max_chunk", 16)
         self.max_batch: int = sizes.pop("max_batch", 4)
@@ -33,11 +36,7 @@ class FakeModel:
         self.tile_rows: int = sizes.pop("tile_rows", 4)
         self.segment_tokens: int = sizes.pop("segment_tokens", 8)
         assert not sizes, sizes
-        n_slots = self.n_blocks[0] * self.block_tokens
-        self._token = np.full(n_slots, _STRANGER, np.int64)
-        self._position = np.full(n_slots, _STRANGER, np.int64)
-        arrays = [each.reshape(self.n_blocks[0], -1) for each in (self._token, self._position)]
-        self.kv = (FakeKv(arrays),)
+        self.kv = tuple(FakeKv(n, self.block_tokens) for n in self.n_blocks)
         # The same for every size, so that engines of different sizes run the same model.
         weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
         self._weights = weights.astype(np.uint64)
@@ -48,9 +47,10 @@ class FakeModel:
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
         self._check(batch)
         self.calls.append((batch.kind, batch.n_rows, greedy))
-        written = batch.slots >= 0
-        self._token[batch.slots[written]] = batch.tokens[written]
-        self._position[batch.slots[written]] = batch.positions[written]
+        for kv, slots in zip(self.kv, batch.slots, strict=True):
+            written = slots >= 0
+            kv.token[slots[written]] = batch.tokens[written]
+            kv.position[slots[written]] = batch.positions[written]
         if len(self.calls) - 1 in self.fails_at:
             raise RuntimeError("kernel launch failed")
         digests = self._read_context(batch)
@@ -69,13 +69,12 @@ class FakeModel:
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
         assert source != destination
-        size = self.block_tokens
-        first = int(self._position[source * size])
+        first = int(self.kv[group].position[source * self.block_tokens])
         assert first != _STRANGER, "a block that holds nothing is copied"
-        assert first % size == 0, "a block does not begin with its first place"
-        for array in (self._token, self._position):
-            blocks = array.reshape(-1, size)
-            blocks[destination] = blocks[source]
+        assert first % self.block_tokens == 0, "a block does not begin with its first place"
+        old, new = (self.kv[group].buffers(block) for block in (source, destination))
+        for before, after in zip(old, new, strict=True):
+            after[:] = before
 
     def _read_context(self, batch: Batch) -> dict[int, int]:
         digests: dict[int, int] = {}
@@ -84,19 +83,26 @@ class FakeModel:
             assert all(item[:2] == [row_start, n_rows] for item in items)
             for row in range(row_start, row_start + n_rows):
                 assert row not in digests, f"row {row} is in two tiles"
-                digests[row] = self._digest(batch, int(batch.positions[row]), items)
+                position = int(batch.positions[row])
+                digests[row] = sum(
+                    (g + 1) * self._digest(batch, g, position, items)
+                    for g in range(len(self.windows))
+                ) % (2**64)
         return digests
 
-    def _digest(self, batch: Batch, position: int, items: list[list[int]]) -> int:
-        total = 0
+    def _digest(self, batch: Batch, g: int, position: int, items: list[list[int]]) -> int:
+        """Of what a row sees in a group's layers."""
+        total, kv, window = 0, self.kv[g], self.windows[g]
         for _, _, seq, segment in items:
-            first = segment * self.segment_tokens
-            places = np.arange(first, min(first + self.segment_tokens, position + 1))
+            start = segment * self.segment_tokens
+            first = max(start, position - window + 1) if window else start
+            places = np.arange(first, min(start + self.segment_tokens, position + 1))
             if not len(places):
-                continue  # a segment that only later rows of the tile see
-            blocks = batch.block_table[seq, places // self.block_tokens]
+                continue  # a segment that only other rows of the tile see
+            blocks = batch.block_tables[g][seq, places // self.block_tokens]
+            assert (blocks >= 0).all(), "a row sees a block that was given back"
             slots = blocks * self.block_tokens + places % self.block_tokens
-            tokens, positions = self._token[slots], self._position[slots]
+            tokens, positions = kv.token[slots], kv.position[slots]
             assert (positions == places).all(), "a slot holds another position's K/V"
             total += int(((tokens + 1).astype(np.uint64) * self._weights[0, positions]).sum())
             total ^= int(self._weights[1, len(places)]) * (segment + 1)
@@ -107,17 +113,19 @@ class FakeModel:
         return (3 * random.standard_normal(self.n_vocab)).astype(np.float32)
 
     def _check(self, batch: Batch) -> None:
-        index = (batch.tokens, batch.positions, batch.slots, batch.tiles, batch.work)
-        for array in (*index, batch.block_table, batch.out_rows):
+        for array in batch.views:
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
         n = batch.n_rows
-        assert len(batch.positions) == len(batch.slots) == n
+        assert len(batch.positions) == n
         assert 1 <= len(batch.out_rows) <= self.max_out_rows
-        assert len(batch.block_table) <= self.max_batch
+        assert len(batch.slots) == len(batch.block_tables) == len(self.windows)
         in_tiles = sum(batch.tiles[:, 1].tolist())
-        written = batch.slots[batch.slots >= 0].tolist()
-        assert len(set(written)) == len(written) == in_tiles, "two rows write to one slot"
+        for slots, table in zip(batch.slots, batch.block_tables, strict=True):
+            assert len(slots) == n
+            assert len(table) <= self.max_batch
+            written = slots[slots >= 0].tolist()
+            assert len(set(written)) == len(written) == in_tiles, "two rows write to one slot"
         if batch.kind == "prefill":
             assert n == in_tiles <= self.max_chunk
             assert (batch.tiles[:, 1] <= self.tile_rows).all()
@@ -125,16 +133,18 @@ class FakeModel:
             assert n in self.buckets
             assert (batch.kind == "decode") == (n == 1)
             assert (batch.tiles[:, 1] == 1).all()
-            assert (batch.slots[in_tiles:] == -1).all()
+            assert all((slots[in_tiles:] == -1).all() for slots in batch.slots)
             assert not batch.tokens[in_tiles:].any()
             assert not batch.positions[in_tiles:].any()
 
 
 class FakeKv:
-    """The memory of a FakeModel's blocks, as KvPool gives it out."""
+    """The memory of a group's blocks, as KvPool gives it out: a token and its position a slot."""
 
-    def __init__(self, arrays: list[npt.NDArray[np.int64]]) -> None:
-        self._bytes = [each.view(np.uint8) for each in arrays]
+    def __init__(self, n_blocks: int, block_tokens: int) -> None:
+        self.token, self.position = np.full((2, n_blocks * block_tokens), _STRANGER, np.int64)
+        arrays = (self.token, self.position)
+        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in arrays]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
@@ -197,6 +207,6 @@ def engine_of(codec: FakeCodec | None = None, **sizes: Any) -> Engine:
     return Engine(FakeModel(**sizes), codec)
 
 
-def alone(prompt: list[int], **options: Any) -> Result:
+def alone(prompt: list[int], windows: tuple[int, ...] = (0,), **options: Any) -> Result:
     """A request by itself in an engine of its own, its prompt in one call."""
-    return engine_of(max_chunk=96, n_blocks=24).generate(prompt, **options)
+    return engine_of(max_chunk=96, n_blocks=24, windows=windows).generate(prompt, **options)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.blocks import BlockPool
+from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Request
 from xpuc.runtime.sequence import Sequence as Running
@@ -37,7 +38,10 @@ class Stepper:
             else np.full((len(text), model.n_vocab), np.nan, np.float32)
             for text in texts
         ]
-        self._share_out([BlockPool(n, model.block_tokens) for n in model.n_blocks])
+        pools = [_mixed(BlockPool(n, model.block_tokens)) for n in model.n_blocks]
+        self.kv = KvBlocks(pools, model.windows, max_chunk=model.max_chunk)
+        for sequence in self.sequences:
+            assert self.kv.borrow(sequence, sequence.n_prompt), "the pools are too small"
 
     def step(self, counts: Mapping[int, int]) -> str:
         """One call that reads the next `counts[i]` tokens of each text i; what kind it was."""
@@ -55,22 +59,21 @@ class Stepper:
             self.logits[i][self.done[i] : self.done[i] + count] = rows[first : first + count]
             first += count
             self.done[i] += count
+            self.kv.slide(self.sequences[i], self.done[i])
+            assert self.kv.grow(self.sequences[i], len(self.texts[i]), [])
         return self.batch.kind
 
     def left(self) -> Iterator[int]:
         """The texts that are not read to their end."""
         return (i for i, text in enumerate(self.texts) if self.done[i] < len(text))
 
-    def _share_out(self, pools: Sequence[BlockPool]) -> None:
-        """A block to each in turn, so that no sequence has its own in a row."""
-        size = self.model.block_tokens
-        for sequence in self.sequences:
-            sequence.blocks = [[] for _ in pools]
-        for first in range(0, max(map(len, self.texts)), size):
-            for text, sequence in zip(self.texts, self.sequences, strict=True):
-                if first < len(text):
-                    for blocks, pool in zip(sequence.blocks, pools, strict=True):
-                        blocks += pool.allocate(1)
+
+def _mixed(pool: BlockPool) -> BlockPool:
+    """Its free blocks in an order in which no sequence gets some in a row."""
+    blocks = pool.allocate(pool.n_blocks)
+    for block in np.random.default_rng(0).permutation(blocks).tolist():
+        pool.free([block])
+    return pool
 
 
 def row_by_row(model: Any, ids: Ids, *, greedy: bool = False) -> NDArray[Any]:

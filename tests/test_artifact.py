@@ -106,4 +106,6 @@ def test_facts_of_files_leave_out_the_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "size"), [("float16", 2), ("float32", 4)])
 def test_bytes_of_a_token_in_the_pool(dtype: str, size: int) -> None:
     layout = KvLayout(dtype, 16, 128, 8, ((2, 16, 0), (3, 8, 40)))
-    assert layout.bytes_per_token == 2 * (2 * 16 + 3 * 8) * size
+    assert layout.windows == (0, 40)
+    assert layout.block_bytes(0) == 16 * 2 * 2 * 16 * size
+    assert layout.block_bytes(40) == 16 * 2 * 3 * 8 * size

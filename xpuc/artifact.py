@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,18 @@ class Plane:
     size: int  # elements
 
 
+def windows_of(layers: Iterable[int]) -> tuple[int, ...]:
+    """The windows of groups of layers, of the windows of layers: each once, 0 (all) first.
+
+    Layers of one window are a group: their K/V is in blocks of their own, which slots and block
+    tables of their own name.
+    """
+    return tuple(sorted(set(layers)))
+
+
 @dataclass(frozen=True)
 class KvLayout:
-    """The K/V pool; `layers` holds (kv_heads, head_dim, window) of each.
+    """The K/V pools; `layers` holds (kv_heads, head_dim, window) of each.
 
     A layer has K (blocks, kv_heads, head_dim, block_tokens) and V (blocks, kv_heads, block_tokens,
     head_dim), both of `dtype`.
@@ -77,9 +87,14 @@ class KvLayout:
     layers: tuple[tuple[int, int, int], ...]
 
     @property
-    def bytes_per_token(self) -> int:
-        size = {"float16": 2, "float32": 4}[self.dtype]
-        return sum(2 * heads * head_dim * size for heads, head_dim, _ in self.layers)
+    def windows(self) -> tuple[int, ...]:
+        """Those of the groups, in order."""
+        return windows_of(window for _, _, window in self.layers)
+
+    def block_bytes(self, window: int) -> int:
+        """Of a block of the group of a window."""
+        size = {"float16": 2, "float32": 4}[self.dtype] * self.block_tokens
+        return sum(2 * heads * dim * size for heads, dim, seen in self.layers if seen == window)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,10 @@ def attention(g: Graph, x: Var, i: int, cfg: ModelConfig, table: Var) -> Var:
         k = g.norm(k, f"{blk}.attn_k_norm", cfg.eps, groups=a.kv_heads)
     q = g.op("rope", q, table, heads=a.heads, head_dim=a.head_dim, pairing=a.rope.pairing)
     k = g.op("rope", k, table, heads=a.kv_heads, head_dim=a.head_dim, pairing=a.rope.pairing)
-    pools = g.op("kv_write", k, v, g.inputs["slots"], *g.kv_pool(a.kv_heads, a.head_dim))
-    index = [g.inputs[name] for name in ("positions", "tiles", "work", "block_table")]
+    pools = g.kv_pool(a.kv_heads, a.head_dim, a.window)
+    pools = g.op("kv_write", k, v, g.index("slots", a.window), *pools)
+    index = [g.inputs[name] for name in ("positions", "tiles", "work")]
+    index.append(g.index("block_table", a.window))
     out = g.op(
         "attention", q, g.item(pools, 0), g.item(pools, 1), *index,
         heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim,

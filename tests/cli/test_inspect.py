@@ -43,7 +43,7 @@ def test_metadata_tensors_types_and_sizes(checkpoint):
     assert sum(row["bytes"] for row in found["types"].values()) == found["memory"]["weights"]
     # 7 layers of 1 K/V head of 32, K and V, two bytes each.
     assert found["memory"]["kv_bytes_per_token"] == 7 * 1 * 32 * 2 * 2
-    assert found["memory"]["context"] == 512
+    assert (found["memory"]["context"], found["memory"]["window"]) == (512, 8)
 
 
 def test_kv_heads_that_differ_by_layer(tmp_path):
@@ -81,8 +81,10 @@ def test_a_checkpoint_for_people(checkpoint):
 def test_the_manifest_and_the_memory_statement(artifact):
     found = invoke("inspect", artifact, "--json").json
     assert found["manifest"]["arch"] == "llama"
-    assert found["kv_bytes_per_token"] == 2 * 2 * 16 * 2 * 2
-    assert found["memory"]["n_blocks"] == 4 * 96 // 4
+    per_layer = 2 * 2 * 16 * 2
+    assert found["kv_bytes_per_token"] == per_layer
+    assert found["kv_bytes_of_windows"] == 7 * 4 * per_layer
+    assert [pool["n_blocks"] for pool in found["memory"]["pools"]] == [4 * 96 // 4, 4 * 7]
     assert found["memory"]["total"] > found["memory"]["kv_pool"]
     assert found["verified_bytes"] is None
 
@@ -93,7 +95,9 @@ def test_an_artifact_for_people(artifact):
         "Tiny (llama), 2 layers",
         "fuse_qkv  2",
         "weights.safetensors",
-        "K/V pool",
+        "K/V pool (96 blocks)",
+        "K/V pool of 8 (28 blocks)",
+        "128 B a token, 3.5 KiB for windows of a sequence",
         "total",
     ):
         assert part in out, part

@@ -14,8 +14,6 @@ from xpuc.runtime.batch import Batch, balanced
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Request, Sequence
 
-INDEX = ("tokens", "positions", "slots", "tiles", "work", "block_table", "out_rows")
-
 
 def sequence_of(tokens: list[int], blocks: list[int], n_computed: int = 0) -> Sequence:
     sequence = Sequence(Request(0, tuple(tokens)))
@@ -33,10 +31,10 @@ def test_a_decode_batch_is_padded_to_its_bucket() -> None:
     assert batch.n_rows == 4
     assert batch.tokens.tolist() == [19, 31, 40, 0]
     assert batch.positions.tolist() == [9, 1, 0, 0]
-    assert batch.slots.tolist() == [9 * 4 + 1, 5 * 4 + 1, 1 * 4, -1]
+    assert batch.slots[0].tolist() == [9 * 4 + 1, 5 * 4 + 1, 1 * 4, -1]
     assert batch.tiles.tolist() == [[0, 1, 0, 2], [1, 1, 2, 1], [2, 1, 3, 1]]
     assert batch.work.tolist() == [[0, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 0], [2, 1, 2, 0]]
-    assert batch.block_table[:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
+    assert batch.block_tables[0][:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
     assert batch.out_rows.tolist() == [0, 1, 2]
 
 
@@ -50,7 +48,7 @@ def test_drafts_are_rows_of_their_own_in_their_sequences_blocks() -> None:
     assert (batch.kind, batch.n_rows) == ("cols", 8)
     assert batch.tokens.tolist() == [16, 50, 51, 31, 4, 0, 0, 0]
     assert batch.positions.tolist() == [6, 7, 8, 1, 0, 0, 0, 0]
-    assert batch.slots.tolist() == [3 * 4 + 2, 3 * 4 + 3, 9 * 4, 5 * 4 + 1, 4, -1, -1, -1]
+    assert batch.slots[0].tolist() == [3 * 4 + 2, 3 * 4 + 3, 9 * 4, 5 * 4 + 1, 4, -1, -1, -1]
     assert batch.tiles.tolist() == [
         [0, 1, 0, 1],
         [1, 1, 1, 1],
@@ -61,7 +59,7 @@ def test_drafts_are_rows_of_their_own_in_their_sequences_blocks() -> None:
     assert batch.work.tolist() == [
         [0, 1, 0, 0], [1, 1, 0, 0], [2, 1, 0, 0], [2, 1, 0, 1], [3, 1, 1, 0], [4, 1, 2, 0],
     ]  # fmt: skip
-    assert batch.block_table[:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
+    assert batch.block_tables[0][:, :3].tolist() == [[7, 3, 9], [5, 0, 0], [1, 0, 0]]
     assert batch.out_rows.tolist() == [0, 1, 2, 3, 4]
     for n in (0, 1, 0):  # as many rows in as many segments, but of other sequences
         spans = [Span(one, 6, 1, (50,) * n), Span(two, 1, 1, (60, 61)[n:]), Span(three, 0, 1)]
@@ -79,7 +77,7 @@ def test_chunks_and_decoding_rows_share_a_prefill_call() -> None:
     assert batch.kind == "prefill"
     assert batch.tokens.tolist() == [19, *range(50, 56), *range(64, 69)]
     assert batch.positions.tolist() == [9, *range(6), *range(4, 9)]
-    assert batch.slots.tolist() == [37, 8, 9, 10, 11, 16, 17, 24, 25, 26, 27, 0]
+    assert batch.slots[0].tolist() == [37, 8, 9, 10, 11, 16, 17, 24, 25, 26, 27, 0]
     rows = sorted((row, n) for row, n, _, _ in batch.tiles.tolist())
     assert rows == [(0, 1), (1, 4), (5, 2), (7, 4), (11, 1)]
     for row, n, first, n_work in batch.tiles.tolist():
@@ -126,15 +124,35 @@ def test_blocks_that_replace_others_are_written_again() -> None:
     sequence.blocks = [[1, 2, 3]]  # preempted and admitted again
     sequence.epoch += 1
     batch.fill([Span(sequence, 8, 1)])
-    assert batch.block_table[0, :3].tolist() == [1, 2, 3]
-    assert batch.slots.tolist() == [12]
+    assert batch.block_tables[0][0, :3].tolist() == [1, 2, 3]
+    assert batch.slots[0].tolist() == [12]
+
+
+def test_each_group_has_slots_and_a_block_table() -> None:
+    batch = Batch(FakeModel(block_tokens=4, windows=(0, 6), max_chunk=8))
+    one, two = sequence_of(list(range(14)), [7, 3, 9, 2]), sequence_of([30, 31], [5])
+    one.blocks.append([1, 4, 8])  # the last block of the other group is for tokens to come
+    two.blocks.append([6])
+    batch.fill([Span(one, 8, 2), Span(two, 0, 2)])
+    assert [slots.tolist() for slots in batch.slots] == [[36, 37, 20, 21], [32, 33, 24, 25]]
+    tables = [table[:, :4].tolist() for table in batch.block_tables]
+    assert tables == [[[7, 3, 9, 2], [5, 0, 0, 0]], [[1, 4, 8, 0], [6, 0, 0, 0]]]
+    one.blocks[1] = [-1, 4, 8, 1]  # one was given back, and taken again at the end
+    one.tokens.append(0)
+    batch.fill([Span(one, 14, 1)])
+    assert [slots.tolist() for slots in batch.slots] == [[10], [6]]
+    assert batch.block_tables[1][0, 1:4].tolist() == [4, 8, 1]
+    operands = (
+        batch.tokens, batch.positions, batch.slots[0], batch.tiles, batch.work,
+        batch.block_tables[0], batch.out_rows, batch.slots[1], batch.block_tables[1],
+    )  # fmt: skip
+    assert [id(view) for view in batch.views] == [id(view) for view in operands]
 
 
 def test_arrays_start_where_vectors_may_be_read() -> None:
     batch = Batch(FakeModel())
     batch.fill([Span(sequence_of([1, 2, 3], [0]), 0, 3)])
-    for name in INDEX:
-        assert getattr(batch, name).ctypes.data % 64 == 0, name
+    assert {view.ctypes.data % 64 for view in batch.views} == {0}
 
 
 def test_decoding_makes_no_array_and_keeps_no_memory() -> None:
@@ -146,7 +164,7 @@ def test_decoding_makes_no_array_and_keeps_no_memory() -> None:
         views = set()
         for _ in range(n):
             batch.fill([Span(sequence, len(sequence.tokens) - 1, 1)])
-            views |= {id(getattr(batch, name)) for name in INDEX}
+            views |= {id(view) for view in batch.views}
             sequence.tokens.append(1)
         return views
 

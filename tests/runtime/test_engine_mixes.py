@@ -78,13 +78,16 @@ def serve(engine: Engine, mix: list[Ask]) -> list[dict[int, Result]]:
     return list(results.values())
 
 
-def check(mix: list[Ask], results: list[dict[int, Result]], fault: int) -> None:
+def check(
+    mix: list[Ask], results: list[dict[int, Result]], fault: int, windows: tuple[int, ...]
+) -> None:
     for place, (ask, found) in enumerate(zip(mix, results, strict=True)):
         assert set(found) == set(range(ask.n))
         for index, result in found.items():
             options = ask.options(place)
             options["seed"] += index
-            whole = Engine(FakeModel(n_blocks=24)).generate(ask.prompt(place), **options).ids
+            engine = Engine(FakeModel(n_blocks=24, windows=windows))
+            whole = engine.generate(ask.prompt(place), **options).ids
             if result.finish_reason in ("cancelled", "error"):
                 assert ask.is_cancelled or fault >= 0
                 assert result.ids == whole[: len(result.ids)]
@@ -102,6 +105,7 @@ def check(mix: list[Ask], results: list[dict[int, Result]], fault: int) -> None:
     st.sampled_from([0, 3, 100]),
     st.integers(-1, 12),
     st.sampled_from([0, 3]),
+    st.sampled_from([(0,), (0, 6), (5,)]),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_answer_is_that_of_a_request_alone(
@@ -113,20 +117,26 @@ def test_every_answer_is_that_of_a_request_alone(
     n_places: int,
     fault: int,
     draft_max: int,
+    windows: tuple[int, ...],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2 if n_places else 1):  # the second finds what the first kept
-            model = FakeModel(n_blocks=n_blocks, max_chunk=max_chunk, max_batch=max_batch)
+            model = FakeModel(
+                n_blocks=(n_blocks, 9)[: len(windows)],
+                windows=windows,
+                max_chunk=max_chunk,
+                max_batch=max_batch,
+            )
             model.fails_at = {fault}
             store = None
             if n_places:
-                n_bytes = n_places * place_bytes(model.kv[0].block_bytes)
+                n_bytes = n_places * sum(place_bytes(each.block_bytes) for each in model.kv)
                 store = open_store(Path(folder), model.kv, b"a model", n_bytes)
             with Engine(
                 model, store=store, identity=b"a model", policy=policy,
                 speculation=Speculation(draft_max, 1, 3),
             ) as engine:  # fmt: skip
-                check(mix, serve(engine, mix), fault)
+                check(mix, serve(engine, mix), fault, windows)
                 assert engine.kv.n_used == 0
                 assert not engine.scheduler.has_work
                 engine.kv.check()

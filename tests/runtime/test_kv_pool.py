@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from xpuc.artifact import KvLayout
-from xpuc.runtime.kv_pool import KvPool, pages
+from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 
-LAYERS = ((2, 8, 0), (1, 4, 16))  # kv_heads, head_dim, window
+LAYERS = ((2, 8, 0), (1, 4, 16), (1, 2, 0))  # kv_heads, head_dim, window
 
 
-def filled(dtype: str) -> KvPool:
+def filled(dtype: str, window: int = 0) -> KvPool:
     """No two elements of a tensor are equal."""
-    kv = KvPool(5, KvLayout(dtype, 4, 16, 2, LAYERS))
-    for array in kv.arrays:
+    kv = KvPool(5, KvLayout(dtype, 4, 16, 2, LAYERS), window)
+    for array in in_layer_order([kv]):
         array[:] = np.arange(array.size).reshape(array.shape)
     return kv
 
@@ -33,12 +33,13 @@ def resident() -> int:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
     kv = filled(dtype)
-    shapes = [(5, 2, 8, 4), (5, 2, 4, 8), (5, 1, 4, 4), (5, 1, 4, 4)]
-    assert [each.shape for each in kv.arrays] == shapes
-    assert kv.block_bytes == KvLayout(dtype, 4, 16, 2, LAYERS).bytes_per_token * 4
+    arrays = in_layer_order([kv])
+    shapes = [(5, 2, 8, 4), (5, 2, 4, 8), (5, 1, 2, 4), (5, 1, 4, 2)]
+    assert [each.shape for each in arrays] == shapes
+    assert kv.block_bytes == KvLayout(dtype, 4, 16, 2, LAYERS).block_bytes(0)
     buffers = kv.buffers(3)
     assert sum(memoryview(each).cast("B").nbytes for each in buffers) == kv.block_bytes
-    for buffer, array in zip(buffers, kv.arrays, strict=True):
+    for buffer, array in zip(buffers, arrays, strict=True):
         assert np.shares_memory(buffer, array)
         assert bytes(buffer) == array[3].tobytes()
         memoryview(buffer).cast("B")[:] = bytes(buffer.nbytes)
@@ -47,10 +48,17 @@ def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
         assert array[4].all()
 
 
+def test_a_step_takes_the_arrays_of_all_pools_by_layer() -> None:
+    full, windowed = filled("float16"), filled("float16", 16)
+    shapes = [each.shape for each in in_layer_order([full, windowed])]
+    assert shapes[2:4] == [(5, 1, 4, 4), (5, 1, 4, 4)]
+    assert [*shapes[:2], *shapes[4:]] == [each.shape for each in in_layer_order([full])]
+
+
 def test_a_copy_is_of_all_layers_and_of_one_block() -> None:
     kv, before = filled("float16"), filled("float16")
     kv.copy(1, 3)
-    for array, old in zip(kv.arrays, before.arrays, strict=True):
+    for array, old in zip(in_layer_order([kv]), in_layer_order([before]), strict=True):
         expected = old.copy()
         expected[3] = old[1]
         assert np.array_equal(array, expected)

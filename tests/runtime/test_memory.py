@@ -11,11 +11,12 @@ from xpuc.errors import ArtifactError
 from xpuc.runtime import memory
 
 MODEL = manifest()
-BLOCK = 4 * MODEL.kv.bytes_per_token
+# Two layers alike but that the second sees 8 tokens, and steps are of 16: its ring is 7 blocks.
+BLOCK, RING = 4 * 2 * 2 * 16 * 2, 7
 LOGITS = MODEL.max_out_rows * MODEL.n_vocab * 4
 RUNTIME = memory.RUNTIME_BYTES + MODEL.n_vocab * memory.TOKEN_BYTES
 FIXED = MODEL.memory["weights"] + MODEL.memory["activations"] + LOGITS + RUNTIME
-FREE = FIXED + memory.RESERVE_BYTES + 30 * BLOCK + BLOCK // 2
+FREE = FIXED + memory.RESERVE_BYTES + 40 * BLOCK + BLOCK // 2
 
 
 @pytest.fixture
@@ -24,28 +25,38 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("free")
-def test_the_pool_holds_the_sequences_asked_for_or_what_fits() -> None:
-    assert memory.plan(MODEL, 2, 40).n_blocks == 20
-    assert memory.plan(MODEL, 2, 41).n_blocks == 22
-    assert memory.plan(MODEL, 4, 40).n_blocks == 30
+def test_the_pools_hold_the_sequences_asked_for_or_what_fits() -> None:
+    assert n_blocks(2, 40) == (20, 14)
+    assert n_blocks(2, 41) == (22, 14)
+    assert n_blocks(2, 20) == (10, 10), "a context shorter than the ring"
+    assert n_blocks(4, 40) == (40 * 10 // 17, 40 * 7 // 17), "40 blocks shared out as one wants 17"
+    assert n_blocks(2, 40, rings=False) == (20, 20)
+
+
+def n_blocks(n_sequences: int, context: int, *, rings: bool = True) -> tuple[int, ...]:
+    statement = memory.plan(MODEL, n_sequences, context, rings=rings)
+    assert [pool.window for pool in statement.pools] == [0, 8]
+    assert all(pool.n_bytes == pool.n_blocks * BLOCK for pool in statement.pools)
+    return tuple(pool.n_blocks for pool in statement.pools)
 
 
 @pytest.mark.usefixtures("free")
 def test_the_terms_add_up_and_each_has_a_line() -> None:
     statement = memory.plan(MODEL, 2, 40)
-    terms = (4200, 1 << 20, LOGITS, 20 * BLOCK, RUNTIME)
+    terms = (4200, 1 << 20, LOGITS, 20 * BLOCK, 2 * RING * BLOCK, RUNTIME)
     assert statement.total == sum(terms)
     lines = statement.lines()
     shown = [float(line.split()[-2]) for line in lines]
     assert shown == [round(term / 2**20, 1) for term in (FREE, *terms, sum(terms))]
     assert lines[4].startswith("K/V pool (20 blocks)")
+    assert lines[5].startswith("K/V pool of 8 (14 blocks)")
 
 
 @pytest.mark.usefixtures("free")
 def test_one_sequence_must_fit() -> None:
-    assert memory.plan(MODEL, 1, 120).n_blocks == 30
-    with pytest.raises(ArtifactError, match=r"Tiny: K/V for one sequence of 121 tokens") as caught:
-        memory.plan(MODEL, 1, 121)
+    assert n_blocks(1, 132) == (33, RING)
+    with pytest.raises(ArtifactError, match=r"Tiny: K/V for one sequence of 133 tokens") as caught:
+        memory.plan(MODEL, 1, 133)
     assert "--ctx" in caught.value.hint
 
 

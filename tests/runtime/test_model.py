@@ -15,6 +15,7 @@ from xpuc.artifact import MANIFEST, RUNTIME
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import memory, model
 from xpuc.runtime.engine import Engine, load
+from xpuc.runtime.kv_pool import in_layer_order
 
 PROMPT = [5, 6, 7, 8]
 
@@ -112,7 +113,7 @@ def test_a_path_relative_to_the_working_folder(artifact, monkeypatch):
 @pytest.mark.slow
 def test_the_pool_is_what_the_statement_says(artifact):
     loaded = model.load_model(artifact, n_sequences=3, ctx=40)
-    pools = loaded.kv[0].arrays
+    pools = in_layer_order(loaded.kv)
     assert loaded.n_blocks == (9,)
     assert [pool.shape[0] for pool in pools] == [9] * len(pools)
     assert sum(pool.nbytes for pool in pools) == loaded.memory.kv_pool
@@ -124,7 +125,7 @@ def test_the_pool_is_what_the_statement_says(artifact):
 @pytest.mark.slow
 def test_less_memory_than_the_sequences_want(artifact, monkeypatch):
     fixed = model.load_model(artifact).memory
-    block = fixed.kv_pool // fixed.n_blocks
+    block = fixed.kv_pool // fixed.pools[0].n_blocks
     besides = fixed.total - fixed.kv_pool + memory.RESERVE_BYTES
     monkeypatch.setattr(memory, "free_bytes", lambda: besides + 5 * block)
     assert load(artifact, n_sequences=2).model.n_blocks == (5,)  # of 8

@@ -71,7 +71,7 @@ class _Costs:
         self._plane_bytes = {
             plane.name: plane.size * np.dtype(plane.dtype).itemsize for plane in manifest.planes
         }
-        self._rows = int(np.count_nonzero(batch.slots >= 0))
+        self._rows = int(np.count_nonzero(batch.slots[0] >= 0))
         self._contexts = list(_contexts(batch))
 
     def of(self, operation: dict[str, Any], tensors: list[Any]) -> tuple[int, int]:

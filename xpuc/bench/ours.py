@@ -53,7 +53,7 @@ class Ours:
 
         n = max(case.n_context for case in cases)
         n_sequences = max(case.batch for case in cases)
-        model = load_model(artifact, threads=threads, ctx=n, n_sequences=n_sequences)
+        model = load_model(artifact, threads=threads, ctx=n, n_sequences=n_sequences, rings=False)
         return cls(model, model.manifest, cases)
 
     def warm_up(self) -> None:

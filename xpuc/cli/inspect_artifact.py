@@ -15,18 +15,25 @@ _TENSOR = re.compile(r".*\.(weight|bias)")
 
 
 def facts(path: Path, *, verify: bool) -> dict[str, Any]:
-    """The manifest, the memory statement, and with `verify` how many bytes were compared."""
+    """The manifest, the memory statement, and with `verify` how many bytes were compared.
+
+    `kv_bytes_per_token` are of the layers that see all tokens; those with a window take at most
+    `kv_bytes_of_windows` a sequence, however long it is.
+    """
     from xpuc.artifact import read_manifest
     from xpuc.runtime import checks, memory
 
     manifest = read_manifest(path)
     verified = checks.verify(path, manifest) if verify else None
     statement = memory.plan(manifest, manifest.max_batch, manifest.context)
+    of_one = memory.sequence_pools(manifest, manifest.context)
     return {
         "path": str(path),
         "manifest": json.loads(manifest.to_json()),
-        "kv_bytes_per_token": manifest.kv.bytes_per_token,
-        "memory": dataclasses.asdict(statement) | {"total": statement.total},
+        "kv_bytes_per_token": manifest.kv.block_bytes(0) // manifest.kv.block_tokens,
+        "kv_bytes_of_windows": sum(pool.n_bytes for pool in of_one if pool.window),
+        "memory": dataclasses.asdict(statement)
+        | {"kv_pool": statement.kv_pool, "total": statement.total},
         "verified_bytes": verified,
     }
 
@@ -36,7 +43,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     manifest = facts["manifest"]
     total = sum(each["bytes"] for each in manifest["files"].values())
     yield f"{facts['path']}: artifact format {manifest['format_version']}, {quantities.size(total)}"
-    yield from quantities.columns(_rows(manifest), indent=2)
+    yield from quantities.columns(_rows(facts), indent=2)
     yield "\nfiles"
     rows = [
         (name, quantities.size(each["bytes"]), each["xxh3_128"])
@@ -62,7 +69,8 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nverified: {quantities.size(facts['verified_bytes'])}, all as the manifest says"
 
 
-def _rows(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    manifest = facts["manifest"]
     target, kv, source = manifest["target"], manifest["kv"], manifest["source"]
     tokenizer = manifest["tokenizer"]
     yield "model", f"{manifest['name']} ({manifest['arch']}), {manifest['n_layers']} layers"
@@ -83,7 +91,13 @@ def _rows(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     exact = ", deterministic" if manifest["deterministic"] else ""
     yield "activations", f"{manifest['activations']}{exact}"
-    yield "K/V", f"{kv['dtype']}, {kv['block_tokens']} tokens a block"
+    of_windows = facts["kv_bytes_of_windows"]
+    once = f", {quantities.size(of_windows)} for windows of a sequence" if of_windows else ""
+    yield (
+        "K/V",
+        f"{kv['dtype']}, {kv['block_tokens']} tokens a block, "
+        + (f"{quantities.size(facts['kv_bytes_per_token'])} a token{once}"),
+    )
     yield (
         "tokenizer",
         f"{tokenizer.get('model')}, {manifest['n_vocab']:,} tokens, "
@@ -92,12 +106,12 @@ def _rows(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "entries", ", ".join(each["name"] for each in manifest["entry_points"])
 
 
-def _statement(memory: Mapping[str, int]) -> list[str]:
-    from xpuc.runtime.memory import MemoryStatement
+def _statement(memory: Mapping[str, Any]) -> list[str]:
+    from xpuc.runtime.memory import MemoryStatement, PoolMemory
 
-    return MemoryStatement(
-        **{name: memory[name] for name in MemoryStatement.__annotations__}
-    ).lines()
+    terms = {name: memory[name] for name in MemoryStatement.__annotations__}
+    pools = tuple(PoolMemory(**pool) for pool in memory["pools"])
+    return MemoryStatement(**terms | {"pools": pools}).lines()
 
 
 def _weights(planes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

@@ -71,12 +71,15 @@ def _types(tensors: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _memory(model: GgufFile) -> dict[str, Any]:
-    """Bytes of the weights, and of K and V (f16) a token; None where the metadata do not tell."""
+    """Bytes of the weights, and of K and V (f16) that a token writes; None where the metadata do
+    not tell. Layers that see only `window` tokens (0: there are none) keep no more of them.
+    """
     per_token = _kv_values_per_token(model.metadata)
     return {
         "weights": sum(each.data.nbytes for each in model.tensors.values()),
         "kv_bytes_per_token": None if per_token is None else 2 * per_token,
         "context": _number(model.metadata, "context_length"),
+        "window": _number(model.metadata, "attention.sliding_window"),
     }
 
 
@@ -143,7 +146,10 @@ def _memory_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "K/V", "not told by the metadata"
     else:
         yield "K/V of a token (f16)", quantities.size(per_token)
-        yield f"K/V of {context:,} tokens", quantities.size(per_token * context)
+        total = quantities.size(per_token * context)
+        window = memory["window"]
+        less = f" at most: some layers keep {window:,} or little more" if window else ""
+        yield f"K/V of {context:,} tokens", total + less
 
 
 def _shown(entry: Mapping[str, Any]) -> str:
