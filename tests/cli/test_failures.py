@@ -7,6 +7,7 @@ import sys
 import pytest
 from cli_runs import invoke, write_manifest
 
+from xpuc.artifact import FORMAT_VERSION
 from xpuc.errors import XpucError
 
 USAGE, BUG, INTERRUPTED = 2, 1, 130
@@ -95,7 +96,7 @@ def test_a_file_that_is_no_checkpoint(tmp_path):
 def test_an_artifact_of_another_version_says_how_to_make_it_anew(tmp_path):
     write_manifest(tmp_path / "m.xpuc", format_version=99)
     done = invoke("inspect", "m.xpuc")
-    assert "artifact format 99, this xpuc reads format 2" in done.err
+    assert f"artifact format 99, this xpuc reads format {FORMAT_VERSION}" in done.err
     assert "hint: compile the model again: xpuc compile MODEL -o m.xpuc" in done.err
     assert done.code == USAGE
 
