@@ -25,10 +25,6 @@ class Span:
     n_accepted: int = 0
 
     @property
-    def n_rows(self) -> int:
-        return self.count + len(self.drafts)
-
-    @property
     def is_last(self) -> bool:
         """Whether the next token follows from this span, so that its result is wanted."""
         return self.start + self.count == len(self.sequence.tokens)

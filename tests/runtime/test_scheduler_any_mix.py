@@ -200,7 +200,7 @@ class Scheduling(RuleBasedStateMachine):
         rows = [span.count for span in spans]
         assert sum(rows) <= MAX_CHUNK
         if any(span.drafts for span in spans):
-            assert sum(span.n_rows for span in spans) <= MAX_ROWS
+            assert sum(1 + len(span.drafts) for span in spans) <= MAX_ROWS
             assert {(span.count, span.sequence.n_pending) for span in spans} == {(1, 1)}
         assert min(rows, default=1) > 0
         assert len({span.sequence.request.id for span in spans}) == len(spans)
@@ -212,7 +212,7 @@ class Scheduling(RuleBasedStateMachine):
             assert has_span or sum(rows) == MAX_CHUNK, "a sequence waits though there is room"
         for span in spans:
             assert span.start == span.sequence.n_computed
-            end = span.start + span.n_rows
+            end = span.start + span.count + len(span.drafts)
             assert end <= span.sequence.n_room
             assert end < MAX_CONTEXT or not span.drafts, "a draft beyond the end"
 
