@@ -200,12 +200,7 @@ class Batch:
         wanted: list[int] = []
         row = 0
         for seq, span in enumerate(spans):
-<<<<<<< HEAD
-            assert not span.drafts, "drafts are rows of decode calls only"
             self._write_tables(seq, span.sequence)
-=======
-            self._write_table(seq, span.sequence)
->>>>>>> 728f1b6 (batch: a step without drafts does no more than before; tests: the artifact's format by its name)
             self._write_rows(row, seq, span)
             for first in range(0, span.count, self._sizes.tile_rows):
                 n = min(self._sizes.tile_rows, span.count - first)
