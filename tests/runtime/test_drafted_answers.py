@@ -116,6 +116,20 @@ def test_a_request_may_do_without() -> None:
     assert (found.timings.n_drafted, engine.scheduler.counters.sums["n_drafted"]) == (0, 0)
 
 
+@pytest.mark.parametrize("windows", [(0, 6), (5,)])
+def test_a_window_sees_the_same_through_drafts(windows: tuple[int, ...]) -> None:
+    for prompt in ([7, 3, 8, 3], [3] * 30):
+        results = []
+        for draft_max in (0, 7):
+            engine = engine_of(draft_max, windows=windows, n_blocks=30)
+            results.append(engine.generate(prompt, **CALM, seed=5))
+            engine.kv.check()
+            assert engine.kv.n_used == 0
+        plain, drafted = results
+        assert told([drafted]) == told([plain])
+        assert drafted.timings.n_accepted > 10
+
+
 def test_requests_side_by_side_share_the_rows() -> None:
     prompts = [[n, 3, 8, 3] for n in range(3)]
     options: dict[str, Any] = CALM | {"seed": 2}
