@@ -12,7 +12,10 @@ import pytest
 def artifacts(
     tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Of a tiny llama and a tiny qwen2, by name. Read only: a test that damages one copies it."""
+    """Of tiny models by name; of the gemma3's layers every other sees eight tokens.
+
+    Read only: a test that damages one copies it.
+    """
     from kernel_objects import KernelObjects, sharing  # imports tvm
 
     from xpuc.codegen.compile import Options, compile_model
@@ -22,7 +25,7 @@ def artifacts(
     with sharing(KernelObjects(folder, plainly=True)):
         return {
             name: compile_model(tiny_model(name), out=folder / f"{name}.xpuc", options=options).path
-            for name in ("llama", "qwen2")
+            for name in ("llama", "qwen2", "gemma3_pattern")
         }
 
 

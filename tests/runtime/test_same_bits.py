@@ -24,6 +24,11 @@ SEEDS = (3, 4, 5)
 Bits = dict[int, list[bytes]]  # by seed, the logits that each token was chosen from
 
 
+@pytest.fixture(params=["llama", "gemma3_pattern"])
+def artifact(request: pytest.FixtureRequest, artifacts: dict[str, Path]) -> Path:
+    return artifacts[request.param]
+
+
 @pytest.fixture
 def bits(monkeypatch: pytest.MonkeyPatch) -> Bits:
     seen: Bits = {}
@@ -76,6 +81,56 @@ def test_alone_forked_from_the_pool_and_from_the_store(
     with load(artifact, store=tmp_path / "store") as engine:
         assert ask(engine, bits, SEEDS[1]) == {SEEDS[1]: alone[SEEDS[1]]}
         assert (engine.kv.counters.hit_tokens, engine.kv.counters.store_tokens) == (0, 32)
+
+
+def ask_both(engine: Engine, bits: Bits) -> Bits:
+    """The logits of two requests that run at the same time, to forty tokens each."""
+    bits.clear()
+    options = OPTIONS | {"max_tokens": 40}
+    for seed, prompt in zip(SEEDS[:2], (PROMPT[:17], PROMPT[1:18]), strict=True):
+        engine.add_request(prompt, seed=seed, **options)
+    n_ended = 0
+    while engine.has_work:
+        n_ended += sum(event.result is not None for event in engine.step())
+    assert n_ended == 2
+    engine.kv.check()
+    assert sorted(map(len, bits.values())) == [40, 40]
+    return dict(bits)
+
+
+@pytest.mark.slow
+def test_one_by_one_batched_chunked_and_preempted(artifact: Path, bits: Bits) -> None:
+    engine = load(artifact)
+    engine.kv.reuse = False
+    engine.scheduler.max_running = 1
+    one_by_one = ask_both(engine, bits)
+    engine = load(artifact)
+    assert ask_both(engine, bits) == one_by_one
+    assert engine.scheduler.counters.sums["decode_tokens"] > 70
+    engine = load(artifact)
+    engine.scheduler.max_chunk = 5
+    assert ask_both(engine, bits) == one_by_one
+    for reuse in (False, True):
+        engine = load(artifact)
+        engine.kv.reuse = reuse
+        engine.kv.groups[0].pool.allocate(2)  # six blocks are left, both want a fourth
+        assert ask_both(engine, bits) == one_by_one
+        assert engine.scheduler.counters.sums["n_resumed"] > 0
+    assert engine.kv.counters.hit_tokens > 0
+
+
+@pytest.mark.slow
+def test_windows_keep_a_ring(artifacts: dict[str, Path]) -> None:
+    """Sixty tokens of a window of eight, in three blocks of sixteen."""
+    engine = load(artifacts["gemma3_pattern"], n_sequences=1)
+    assert (engine.model.windows, engine.model.n_blocks) == ((0, 8), (4, 3))
+    seen = set()
+    engine.add_request(PROMPT[:17], max_tokens=43, ignore_eos=True, temperature=0)
+    while engine.has_work:
+        for sequence in engine.scheduler.running:
+            seen.add(tuple(sum(block >= 0 for block in blocks) for blocks in sequence.blocks))
+        engine.step()
+    assert seen == {(2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (4, 1)}
 
 
 @pytest.mark.slow
