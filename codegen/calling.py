@@ -58,7 +58,7 @@ def operands_in_a_tuple() -> Any:
 def first_pool(function: relax.Function) -> int:
     """Which parameter of a step is the first of its pools; 0: it is no step."""
     names = [p.name for p in function.params]
-    return next((i for i, name in enumerate(names) if name.startswith("k_pool.")), 0)
+    return next((i for i, name in enumerate(names) if name.startswith("keys.")), 0)
 
 
 def _of_steps(name: str, change: Callable[[relax.Function], relax.Function]) -> Any:

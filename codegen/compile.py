@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from xpuc.codegen.weights import Tensor, padded, write_weights
 from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 from xpuc.frontend.model import Model, open_model
 from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
-from xpuc.ir.builder import INDEX_INPUTS, PoolLayout
+from xpuc.ir.builder import PoolLayout
 from xpuc.ir.formats import dequantize, format_of
 from xpuc.ir.text import to_text
 from xpuc.passes import FUSIONS, Pass, run, without
@@ -43,6 +43,7 @@ from xpuc.schedules import TargetFacts, llvm
 from xpuc.tune_db import TuneDb
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
+_KV_DTYPES = {"f16": "float16", "f32": "float32", "q8_0": "q8_0"}
 OUT_ROWS = 64  # rows a prefill call gives logits of, or one a sequence if those are more
 
 
@@ -60,7 +61,7 @@ class Options:
     max_batch: int = 8
     max_chunk: int = 512
     activations: str = "int8"  # int8 | f32
-    kv: str = "f16"  # f16 | f32
+    kv: str = "f16"  # f16 | f32 | q8_0
     block_tokens: int = 16
     no_fuse: tuple[str, ...] = ()
     deterministic: bool = False
@@ -77,7 +78,7 @@ class Options:
         """Refuse what cannot be compiled before any work starts."""
         for name, value, allowed in (
             ("activations", self.activations, ("int8", "f32")),
-            ("kv", self.kv, ("f16", "f32")),
+            ("kv", self.kv, tuple(_KV_DTYPES)),
         ):
             if value not in allowed:
                 raise RequestError(
@@ -230,9 +231,7 @@ class _Work:
     def made(self, model: Model) -> _Made:
         """The phases from the graph to the module of the target, before anything is built."""
         machine = target.resolve(self.options.target, self.options.cpu)
-        pool = PoolLayout(
-            {"f16": "float16", "f32": "float32"}[self.options.kv], self.options.block_tokens
-        )
+        pool = PoolLayout(_KV_DTYPES[self.options.kv], self.options.block_tokens)
         module, weight_names = self.phase("graph", lambda: model.graph(pool))
         module, fusions = self.phase("passes", partial(self.passes, module))
         lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
@@ -298,14 +297,17 @@ class _Work:
         wanted = self.options.ctx or min(model.config.context, 8192)
         return -(-wanted // self.options.block_tokens) * self.options.block_tokens
 
-    def tensors(self, model: Model, module: IRModule, names: Iterable[str]) -> Sequence[Tensor]:
+    def tensors(self, model: Model, module: IRModule, names: Sequence[str]) -> Sequence[Tensor]:
         """What the weight file holds, in operand order."""
         matrices = {
             name: (fmt, rows, columns)
             for name, fmt, rows, columns in lower.weight_formats(module["decode"])
         }
         found = []
-        for parameter, name in zip(_weight_params(module), names, strict=True):
+        parameters = [p.name for p in module["decode"].params][
+            -len(names) :
+        ]  # the weights are last
+        for parameter, name in zip(parameters, names, strict=True):
             packed = model.tensors[name]
             if parameter in matrices:
                 fmt, rows, columns = matrices[parameter]
@@ -381,13 +383,6 @@ def buckets(max_batch: int) -> tuple[int, ...]:
     """Row counts with a decode entry of their own: powers of two, and max_batch itself."""
     powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i <= max_batch]
     return tuple(sorted({*powers, max_batch}))
-
-
-def _weight_params(module: IRModule) -> list[str]:
-    """The names of a step's weight parameters, in order: after the index inputs and the pools."""
-    others = {*INDEX_INPUTS, "k_pool", "v_pool"}
-    names = [p.name for p in module["decode"].params]
-    return [name for name in names if name.partition(".")[0] not in others]
 
 
 def _vector(packed: Any) -> Sequence[np.ndarray]:

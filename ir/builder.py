@@ -2,7 +2,7 @@
 
 Weights become parameters named by their GGUF tensor name when they are first used; a matrix keeps
 the bytes of its format (rows, row bytes), a vector is f32. The parameters of a step are, in order:
-the index inputs, a K and a V pool for each layer, the weights.
+the index inputs, the arrays of each layer's K/V pool, the weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from tvm import relax, tirx
 
-from xpuc.errors import FileError
+from xpuc.artifact import KV_GROUP, pool_arrays
+from xpuc.errors import FileError, UnsupportedError
 from xpuc.ir import ops
 from xpuc.ir.formats import format_of, row_bytes
 
@@ -59,13 +60,8 @@ class TensorFacts(Protocol):
 class PoolLayout:
     """The K/V pool of a layer, in blocks of `block_tokens` tokens."""
 
-    dtype: str  # float16 | float32
+    dtype: str  # float16 | float32 | q8_0
     block_tokens: int
-
-    def shapes(self, blocks: Any, kv_heads: int, head_dim: int) -> tuple[tuple[Any, ...], ...]:
-        """K (blocks, heads, head_dim, block_tokens), V (blocks, heads, block_tokens, head_dim)."""
-        k = (blocks, kv_heads, head_dim, self.block_tokens)
-        return k, (blocks, kv_heads, self.block_tokens, head_dim)
 
 
 class Graph:
@@ -88,7 +84,7 @@ class Graph:
         self.windows = windows
         self.builder = relax.BlockBuilder()
         self._weights: dict[str, Var] = {}
-        self._pools: list[tuple[Var, Var]] = []
+        self._pools: list[tuple[Var, ...]] = []
         symbols = {s: tirx.Var(s, "int64") for s in ("n", "t", "w", "s", "b", "m")}
         self.blocks = [tirx.Var(_of_group("blocks", i), "int64") for i in range(len(windows))]
         self.inputs = {
@@ -148,22 +144,30 @@ class Graph:
         """The index input `name` of the group of a window."""
         return self.inputs[_of_group(name, self.windows.index(window))]
 
-    def kv_pool(self, kv_heads: int, head_dim: int, window: int) -> tuple[Var, Var]:
-        """The K and the V pool of the next layer."""
-        i, blocks = len(self._pools), self.blocks[self.windows.index(window)]
-        k, v = (
-            relax.Var(f"{name}_pool.{i}", ops.tensor(shape, self.pool.dtype))
-            for name, shape in zip("kv", self.pool.shapes(blocks, kv_heads, head_dim), strict=True)
+    def kv_pool(self, kv_heads: int, head_dim: int, window: int) -> tuple[Var, ...]:
+        """The arrays of the next layer's pool, in the order of `pool_arrays`."""
+        dtype, i = self.pool.dtype, len(self._pools)
+        if dtype == "q8_0" and head_dim % KV_GROUP:
+            raise UnsupportedError(
+                f"{self.path}: K/V of {head_dim} columns a head cannot be kept in q8_0,"
+                f" which takes {KV_GROUP} at a time",
+                "compile with --kv f16",
+            )
+        blocks = self.blocks[self.windows.index(window)]
+        arrays = pool_arrays(dtype, self.pool.block_tokens, kv_heads, head_dim)
+        self._pools.append(
+            tuple(
+                relax.Var(f"{a.name}.{i}", ops.tensor((blocks, *a.shape), a.dtype)) for a in arrays
+            )
         )
-        self._pools.append((k, v))
-        return k, v
+        return self._pools[-1]
 
     def function(self, name: str, body: Callable[[], Var]) -> relax.Function:
         """Build `body` into a function."""
         with self.builder.function(name):
             with self.builder.dataflow():
                 out = self.builder.emit_output(body())
-            pools = [v for pair in self._pools for v in pair]
+            pools = [v for layer in self._pools for v in layer]
             params = [*self.inputs.values(), *pools, *self._weights.values()]
             self.builder.emit_func_output(out, params)
         return self.builder.finalize()[name]

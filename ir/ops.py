@@ -80,7 +80,8 @@ def _block_norm(attrs: Any, x: Type, *_: Type) -> Type:
 
 
 def _qk_prep(attrs: Any, *types: Type) -> Type:
-    n, pools = rows_of(types[0]), types[-2:]
+    before = (1 if attrs["joined"] else 3) + 2 + (2 if attrs["norm"] else 0)
+    n, pools = rows_of(types[0]), types[before:]
     return relax.TupleType([tensor((n, attrs["heads"] * attrs["head_dim"])), *pools])
 
 
@@ -113,7 +114,7 @@ OPS: dict[str, Op] = {
         Op("rope", "rotate each head's first columns by the table; pairing norm (2i, 2i+1) or neox",
            _same),
         Op("kv_write", "write k and v rows to the pool at `slots`; the pools are updated in place",
-           lambda a, k, v, slots, kp, vp: relax.TupleType([kp, vp])),
+           lambda a, k, v, slots, *pools: relax.TupleType(list(pools))),
         Op("attention", "causal attention of each row over its sequence's pool blocks", _attention),
         Op("take_rows", "the given rows of x",
            lambda a, x, rows: tensor((rows.shape[0], x.shape[1]))),

@@ -26,7 +26,7 @@ def visit(e: Editor, var: Var, value: Expr) -> Expr | None:
     """At kv_write(rope(k), v): take in rope(q) of the attention that reads these pools."""
     if ops.name_of(value) != "kv_write":
         return None
-    k_var, v, slots, k_pool, v_pool = value.args
+    k_var, v, slots, *pools = value.args
     items = [(i, t) for i, t in e.users(var) if isinstance(t, relax.TupleGetItem)]
     attention = next((call for i, _ in items for _, call in e.readers(i, "attention")), None)
     if attention is None:
@@ -42,7 +42,7 @@ def visit(e: Editor, var: Var, value: Expr) -> Expr | None:
     sources = (q.x, k.x, v) if joined is None else (joined,)
     norms = () if q.weight is None else (q.weight, k.weight)
     done = e.op(
-        "qk_prep", *sources, q.table, slots, *norms, k_pool, v_pool,
+        "qk_prep", *sources, q.table, slots, *norms, *pools,
         heads=q.attrs["heads"], kv_heads=k.attrs["heads"], head_dim=q.attrs["head_dim"],
         pairing=q.attrs["pairing"], eps=q.eps, norm=q.weight is not None, joined=joined is not None,
     )  # fmt: skip

@@ -16,19 +16,18 @@ from xpuc.artifact import KvLayout
 class KvPool:
     """K/V of `n_blocks` blocks, in the layers of one window.
 
-    layers       by number K and V, as KvLayout describes them; the model reads and writes them
+    layers       by number the arrays that KvLayout describes; the model reads and writes them
     block_bytes  of one block in all of them
     """
 
     def __init__(self, n_blocks: int, layout: KvLayout, window: int = 0) -> None:
-        self.layers: dict[int, tuple[npt.NDArray[Any], ...]] = {}
-        for layer, (kv_heads, head_dim, seen) in enumerate(layout.layers):
-            if seen == window:
-                shape = (n_blocks, kv_heads, head_dim, layout.block_tokens)
-                self.layers[layer] = (
-                    pages(shape, layout.dtype),
-                    pages((*shape[:2], shape[3], shape[2]), layout.dtype),
-                )
+        self.layers: dict[int, tuple[npt.NDArray[Any], ...]] = {
+            layer: tuple(
+                pages((n_blocks, *array.shape), array.dtype) for array in layout.arrays(layer)
+            )
+            for layer, (*_, seen) in enumerate(layout.layers)
+            if seen == window
+        }
         self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in in_layer_order([self])]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 

@@ -121,9 +121,9 @@ class Model:
             self._vm["set_instrument"](None)
 
     def operands(self) -> dict[int, str]:
-        """What lies at which address: planes by name, `k.0`, `v.0`, `k.1`... for the pools."""
-        layers = range(len(self.manifest.kv.layers))
-        pools = [f"{which}.{layer}" for layer in layers for which in "kv"]
+        """What lies at which address: planes by name, arrays of the pools as `keys.LAYER`."""
+        layout = self.manifest.kv
+        pools = [f"{a.name}.{i}" for i in range(len(layout.layers)) for a in layout.arrays(i)]
         names = [*pools, *(plane.name for plane in self.manifest.planes)]
         tensors = [*self._pools, *self._weights]
         return {tensor.data_ptr(): name for tensor, name in zip(tensors, names, strict=True)}

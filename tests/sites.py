@@ -7,6 +7,7 @@ from typing import Any
 from activations import q8a_shapes
 from kernel_calls import build, call
 
+from xpuc.artifact import pool_arrays
 from xpuc.schedules import Site, TargetFacts, launches, llvm, site_of
 from xpuc.tuning.inputs import Case
 
@@ -78,7 +79,7 @@ def attention(
     width = queries * head_dim
     tensors = [
         ["float32", rows, width],
-        [kv_dtype, "blocks", kv_heads, head_dim, 16], [kv_dtype, "blocks", kv_heads, 16, head_dim],
+        *([a.dtype, "blocks", *a.shape] for a in pool_arrays(kv_dtype, 16, kv_heads, head_dim)),
         ["int32", rows], ["int32", "t", 4], ["int32", "w", 4], ["int32", "s", "b"],
     ]  # fmt: skip
     result = activation("q8", width, rows) if given["quantize"] else ["float32", rows, width]

@@ -109,3 +109,12 @@ def test_bytes_of_a_token_in_the_pool(dtype: str, size: int) -> None:
     assert layout.windows == (0, 40)
     assert layout.block_bytes(0) == 16 * 2 * 2 * 16 * size
     assert layout.block_bytes(40) == 16 * 2 * 3 * 8 * size
+
+
+def test_scales_are_bytes_of_the_pool_too() -> None:
+    layout = KvLayout("q8_0", 16, 128, 8, ((2, 64, 0), (3, 32, 40)))
+    assert [layout.token_bytes(layer) for layer in (0, 1)] == [2 * 2 * 2 * 34, 2 * 3 * 34]
+    assert [layout.block_bytes(window) for window in (0, 40)] == [
+        16 * 2 * 2 * 2 * 34,
+        16 * 2 * 3 * 34,
+    ]

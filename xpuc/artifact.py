@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from xpuc.errors import ArtifactError
 FORMAT_VERSION = 3
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
+KV_GROUP = 32  # columns of a key or value that share a scale in q8_0
 _CHUNK = 1 << 24  # bytes read at once for a digest
 _DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends
 
@@ -73,11 +75,45 @@ def windows_of(layers: Iterable[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class PoolArray:
+    """One of the arrays that hold the K/V of a layer; `shape` is that of a block of the pool."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def block_bytes(self) -> int:
+        size = {"int8": 1, "float16": 2, "float32": 4}[self.dtype]
+        return math.prod(self.shape) * size
+
+
+def pool_arrays(
+    dtype: str, block_tokens: int, kv_heads: int, head_dim: int
+) -> tuple[PoolArray, ...]:
+    """The arrays of a layer's pool, in the order in which they are operands.
+
+    `dtype` is float16, float32 or q8_0. Keys and scales lie with their tokens last, values with
+    their columns last. In q8_0 a number is an int8 code times the f16 scale that `KV_GROUP` columns
+    of a token share.
+    """
+    keys, values = (kv_heads, head_dim, block_tokens), (kv_heads, block_tokens, head_dim)
+    if dtype != "q8_0":
+        return PoolArray("keys", keys, dtype), PoolArray("values", values, dtype)
+    scales = (kv_heads, head_dim // KV_GROUP, block_tokens)
+    return (
+        PoolArray("keys", keys, "int8"),
+        PoolArray("key_scales", scales, "float16"),
+        PoolArray("values", values, "int8"),
+        PoolArray("value_scales", scales, "float16"),
+    )
+
+
+@dataclass(frozen=True)
 class KvLayout:
     """The K/V pools; `layers` holds (kv_heads, head_dim, window) of each.
 
-    A layer has K (blocks, kv_heads, head_dim, block_tokens) and V (blocks, kv_heads, block_tokens,
-    head_dim), both of `dtype`.
+    `dtype` is float16, float32 or q8_0.
     """
 
     dtype: str
@@ -86,6 +122,15 @@ class KvLayout:
     tile_rows: int
     layers: tuple[tuple[int, int, int], ...]
 
+    def arrays(self, layer: int) -> tuple[PoolArray, ...]:
+        """Those of a layer, in the order in which they are operands."""
+        kv_heads, head_dim, _ = self.layers[layer]
+        return pool_arrays(self.dtype, self.block_tokens, kv_heads, head_dim)
+
+    def token_bytes(self, layer: int) -> int:
+        """Bytes that a token takes in a layer."""
+        return sum(array.block_bytes for array in self.arrays(layer)) // self.block_tokens
+
     @property
     def windows(self) -> tuple[int, ...]:
         """Those of the groups, in order."""
@@ -93,8 +138,12 @@ class KvLayout:
 
     def block_bytes(self, window: int) -> int:
         """Of a block of the group of a window."""
-        size = {"float16": 2, "float32": 4}[self.dtype] * self.block_tokens
-        return sum(2 * heads * dim * size for heads, dim, seen in self.layers if seen == window)
+        return sum(
+            array.block_bytes
+            for layer, (*_, seen) in enumerate(self.layers)
+            if seen == window
+            for array in self.arrays(layer)
+        )
 
 
 @dataclass(frozen=True)

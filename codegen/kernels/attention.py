@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 
+from xpuc.artifact import KV_GROUP, pool_arrays
 from xpuc.codegen.kernels.definition import Expr, Tensor, f32, full_name, kernel, size
 
 _HIDDEN = -3.4028234663852886e38  # below every score
@@ -24,17 +25,21 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> tirx.PrimFunc:
-    """q f32 (n, heads * head_dim), K pool, V pool, positions i32 (n,), tiles i32 (t, 4), work i32
-    (w, 4), block_table i32 (s, b) -> y of q's shape; a row that is in no tile gives zeros.
+    """q f32 (n, heads * head_dim), the pool, positions i32 (n,), tiles i32 (t, 4), work i32 (w, 4),
+    block_table i32 (s, b) -> y of q's shape; a row that is in no tile gives zeros.
 
     A row sees its sequence's tokens at positions 0 to its own, with a `window` the last `window` of
     them. `softcap` c > 0 bends scores to c * tanh(score / c). Query head h reads K/V head
-    h // (heads / n_kv_heads). Pools as in kv_write. Memory: two f32 (n, heads, b * block_tokens).
+    h // (heads / n_kv_heads). The pool is that of kv_write. Memory: two f32 (n, heads, b *
+    block_tokens).
     """
     rows, blocks = size(n, "n"), size(n_blocks, "n_blocks")
     q = te.placeholder((rows, heads * head_dim), "float32", "q")
-    k_pool = te.placeholder((blocks, n_kv_heads, head_dim, block_tokens), kv_dtype, "k_pool")
-    v_pool = te.placeholder((blocks, n_kv_heads, block_tokens, head_dim), kv_dtype, "v_pool")
+    arrays = [
+        te.placeholder((blocks, *a.shape), a.dtype, a.name)
+        for a in pool_arrays(kv_dtype, block_tokens, n_kv_heads, head_dim)
+    ]
+    read_key, read_value = _readers(arrays)
     positions = te.placeholder((rows,), "int32", "positions")
     tiles = te.placeholder((size(None, "t"), 4), "int32", "tiles")
     work = te.placeholder((size(None, "w"), 4), "int32", "work")
@@ -52,11 +57,11 @@ def attention(
 
     def key(r: Expr, h: Expr, c: Expr) -> Expr:
         block = block_table[sequence[r], c // block_tokens]
-        return tirx.Cast("float32", k_pool[block, h // group, e, c % block_tokens])
+        return read_key(block, h // group, e, c % block_tokens)
 
     def value(r: Expr, h: Expr, c: Expr, e: Expr) -> Expr:
         block = block_table[sequence[r], c // block_tokens]
-        return tirx.Cast("float32", v_pool[block, h // group, c % block_tokens, e])
+        return read_value(block, h // group, c % block_tokens, e)
 
     # What a row does not see is not read: there block_table need not name a block.
     dot = te.compute(
@@ -96,7 +101,22 @@ def attention(
         float(softcap),
     )
     return kernel(
-        full_name("attention", n, *facts), q, k_pool, v_pool, positions, tiles, work, block_table, y
+        full_name("attention", n, *facts), q, *arrays, positions, tiles, work, block_table, y
+    )
+
+
+def _readers(arrays: Sequence[Tensor]) -> tuple[Callable[..., Expr], Callable[..., Expr]]:
+    """What reads an element of the keys, and of the values, in f32."""
+
+    def plain(array: Tensor) -> Callable[..., Expr]:
+        return lambda *index: tirx.Cast("float32", array[index])
+
+    if len(arrays) == 2:
+        return plain(arrays[0]), plain(arrays[1])
+    keys, key_scales, values, value_scales = map(plain, arrays)
+    return (
+        lambda b, h, d, t: keys(b, h, d, t) * key_scales(b, h, d // KV_GROUP, t),
+        lambda b, h, t, d: values(b, h, t, d) * value_scales(b, h, d // KV_GROUP, t),
     )
 
 

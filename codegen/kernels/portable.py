@@ -30,7 +30,7 @@ def emit(emitter: Emitter, site: Site) -> Var:
         return emitter.launch(kernel, site.operands, [site.result])
     outputs = list(site.result.fields)
     if site.op == "kv_write":
-        return emitter.launch_in_place(kernel, site.operands, outputs, [3, 4])
+        return emitter.launch_in_place(kernel, site.operands, outputs, range(3, len(site.operands)))
     return emitter.launch(kernel, site.operands, outputs)
 
 

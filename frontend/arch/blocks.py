@@ -88,11 +88,11 @@ def attention(g: Graph, x: Var, i: int, cfg: ModelConfig, table: Var) -> Var:
     q = g.op("rope", q, table, heads=a.heads, head_dim=a.head_dim, pairing=a.rope.pairing)
     k = g.op("rope", k, table, heads=a.kv_heads, head_dim=a.head_dim, pairing=a.rope.pairing)
     pools = g.kv_pool(a.kv_heads, a.head_dim, a.window)
-    pools = g.op("kv_write", k, v, g.index("slots", a.window), *pools)
+    written = g.op("kv_write", k, v, g.index("slots", a.window), *pools)
     index = [g.inputs[name] for name in ("positions", "tiles", "work")]
     index.append(g.index("block_table", a.window))
     out = g.op(
-        "attention", q, g.item(pools, 0), g.item(pools, 1), *index,
+        "attention", q, *(g.item(written, j) for j in range(len(pools))), *index,
         heads=a.heads, kv_heads=a.kv_heads, head_dim=a.head_dim,
         scale=a.scale, window=a.window, softcap=a.softcap, quantize=False,
     )  # fmt: skip

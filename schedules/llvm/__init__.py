@@ -172,12 +172,13 @@ def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
         eps=a["eps"] if a["norm"] else None, kv_dtype=site.kv_dtype,
         block_tokens=site.block_tokens, joined=joined,
     )  # fmt: skip
-    q, k_pool, v_pool = site.result.fields
-    last = len(site.operands) - 1
+    q, *pool = site.result.fields
+    inputs, count = len(site.operands), len(pool)
     done = emit.launch_in_place(
-        _once(qk_prep, job, _n(site)), site.operands, [k_pool, v_pool, q], [last - 1, last, -1]
-    )
-    return emit.emit(relax.Tuple([emit.item(done, i) for i in (2, 0, 1)]))
+        _once(qk_prep, job, _n(site)), site.operands, [*pool, q],
+        [*range(inputs - count, inputs), -1],
+    )  # fmt: skip
+    return emit.emit(relax.Tuple([emit.item(done, i) for i in (count, *range(count))]))
 
 
 def _attention_job(site: Site) -> Attention:
@@ -190,14 +191,14 @@ def _attention_job(site: Site) -> Attention:
 
 
 def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
-    q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
+    q, *pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     items = work.ty.shape[0]
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
     parts = emit.launch(
         _once(attention_split, job, _n(site), knobs),
-        [q, positions, work, block_table, k_pool, v_pool],
+        [q, positions, work, block_table, *pool],
         [acc, ml],
     )
     kernel = _once(attention_reduce, job, _n(site), quantize=bool(site.attrs["quantize"]))
@@ -207,11 +208,11 @@ def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
 
 
 def _attention_prefill(emit: Emitter, site: Site, knobs: Any) -> Var:
-    q, k_pool, v_pool, positions, tiles, work, block_table = site.operands
+    q, *pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     rows = relax.TensorType(list(q.ty.shape), "float32")
     kernel = _once(attention_prefill, job, _n(site), knobs=knobs)
-    out = emit.launch(kernel, [q, positions, tiles, work, block_table, k_pool, v_pool], [rows])
+    out = emit.launch(kernel, [q, positions, tiles, work, block_table, *pool], [rows])
     if not site.attrs["quantize"]:
         return out
     return emit.launch(_once(quantize, int(q.ty.shape[1]), _n(site)), [out], _outputs(site.result))

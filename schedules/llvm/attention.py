@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +10,9 @@ from tvm import tirx
 
 from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.llvm import tir
+from xpuc.schedules.llvm.accumulators import Accumulators
 from xpuc.schedules.llvm.attention_core import (
-    GROUP,
     NOTHING,
-    Accumulators,
     Attention,
     AttentionKnobs,
     Context,
@@ -25,12 +24,14 @@ from xpuc.schedules.llvm.attention_core import (
     span_of,
 )
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
+from xpuc.schedules.llvm.pools import GROUP, Place, Pool, Weights
 from xpuc.schedules.llvm.quantize import Q8a, emit_block, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 __all__ = ["attention_prefill", "attention_reduce", "attention_split", "tile_rows_for"]
 
 _DEFAULTS = AttentionKnobs()
+Places = Sequence[Place]
 REGISTERS = 12  # accumulators that fit beside their operands in 16 vector registers
 
 
@@ -65,14 +66,15 @@ def attention_split(
     """Attention of single rows to single segments.
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
-    segment); block_table i32 (s, max_blocks); Kp, Vp; outputs acc f32 (w, heads, head_dim), the sum
-    of weighted values, and ml f32 (w, heads, 2), the largest score and the sum of the weights.
+    segment); block_table i32 (s, max_blocks); the pool; outputs acc f32 (w, heads, head_dim), the
+    sum of weighted values, and ml f32 (w, heads, 2), the largest score and the sum of the weights.
     """
     rows = _rows(n)
-    ahead = job.segment_tokens * job.head_dim * tir.size_of(job.kv_dtype) <= knobs.fetch_next
 
     def body() -> None:
         inputs = Inputs.declare(job, rows, tiled=False)
+        key_bytes = job.segment_tokens * job.head_dim * inputs.pool.item_bytes
+        ahead = key_bytes <= knobs.fetch_next
         acc = tir.arg("acc", (inputs.items, job.heads, job.head_dim), "float32")
         ml = tir.arg("ml", (inputs.items, job.heads, 2), "float32")
         count = inputs.items * job.kv_heads
@@ -84,7 +86,7 @@ def attention_split(
             for first, queries in portions:
                 head = tir.let(here.context.kv_head * job.group + first)
                 beside = max(1, knobs.chains // (queries * (GROUP // job.lanes)))
-                scores = _Scores(queries, job.segment_tokens + (beside - 1) * GROUP)
+                scores = _Scores(inputs.pool, queries, job.segment_tokens + (beside - 1) * GROUP)
                 fetches = bool(knobs.fetch_keys), bool(knobs.fetch_values) and first == 0
                 _dots(here, inputs.q, head, scores, beside, fetches)
                 with tir.serial(0, queries) as i:
@@ -102,9 +104,20 @@ def attention_split(
 class _Scores:
     """The scores, then the weights, of some queries with a segment: query i from i * pitch on."""
 
-    def __init__(self, queries: int, pitch: int) -> None:
+    def __init__(self, pool: Pool, queries: int, pitch: int) -> None:
         self.queries, self.pitch = queries, pitch
         self.buffer = tir.scratch(queries * pitch, "float32")
+        self.scaled = pool.scaled(self.buffer, queries * pitch)
+
+    def weights(self, here: _Segment) -> Weights:
+        """What the values of the segment are weighted with."""
+        span = here.span
+
+        def place(g: Expr) -> Place:
+            return here.context.place(span.first + g * GROUP)
+
+        groups = (span.g0, span.g1)
+        return Weights(self.buffer, self.scaled, self.queries, self.pitch, groups, place)
 
 
 def _portions(job: Attention) -> Iterator[tuple[int, int]]:
@@ -130,72 +143,105 @@ def _dots(
     `fetches`: whether to ask for the keys of the next step, and for the values of this one.
     """
     span, context, job = here.span, here.context, here.context.job
-    vectors = GROUP // job.lanes
+    pool, vectors = context.pool, GROUP // job.lanes
+    width = max(2, pool.keys_of_line)
     with tir.serial(0, (span.g1 - span.g0 + beside - 1) // beside) as step:
         g = tir.let(span.g0 + step * beside)
         # A group past the end is read as the last one again; nobody reads its scores.
         groups = [tir.let(T.min(g + j, span.g1 - 1)) for j in range(2 * beside)]
         places = [context.place(span.first + group * GROUP) for group in groups]
-        dots = Accumulators(scores.queries, beside * vectors, job.lanes)
-        with tir.serial(0, job.head_dim // 2) as pair:
-            for now, later in zip(places[:beside], places[beside:], strict=True):
-                if fetches[0]:
-                    for line in range(2 // job.keys_of_line):
-                        context.fetch_keys(later, pair * 2 // job.keys_of_line + line)
-                if fetches[1]:
-                    context.fetch_values(now, pair)
-            for d in (2 * pair, 2 * pair + 1):
+        now, later = places[:beside], places[beside:]
+        _fetch_scales(pool, now, later, fetches)
+
+        def add(dots: Accumulators, part: Expr, now: Places = now, later: Places = later) -> None:
+            _fetch(pool, now, later, fetches, (part, width))
+            for d in (width * part + i for i in range(width)):
                 dots.add(
                     partial(lambda d, i: q[here.row, (head + i) * job.head_dim + d], d),
-                    partial(lambda d, v: context.key(places[v // vectors], d, v % vectors), d),
+                    partial(lambda d, v: pool.key(now[v // vectors], d, v % vectors), d),
                 )
+
+        dots = pool.dots(now, scores.queries, width, add)
         for i in range(scores.queries):
             for v in range(dots.vectors):
                 t = i * scores.pitch + g * GROUP + v * job.lanes
                 tir.store(scores.buffer, t, dots.value(i, v), job.lanes)
 
 
+def _fetch_scales(pool: Pool, now: Places, later: Places, fetches: tuple[bool, bool]) -> None:
+    """Ask for the scales of the keys of the next step, and of the values of this one."""
+    if fetches[0]:
+        for place in later:
+            pool.fetch_key_scales(place)
+    if fetches[1]:
+        for place in now:
+            pool.fetch_value_scales(place)
+
+
+def _fetch(
+    pool: Pool, now: Places, later: Places, fetches: tuple[bool, bool], part: tuple[Expr, int]
+) -> None:
+    """Ask for a part of the keys of the next step, and as many of the values of this one.
+
+    `part` is its number and its dimensions.
+    """
+    number, width = part
+    for place, next_place in zip(now, later, strict=True):
+        if fetches[0]:
+            for line in range(width // pool.keys_of_line):
+                pool.fetch_keys(next_place, number * width // pool.keys_of_line + line)
+        if fetches[1]:
+            pool.fetch_values(place, number, width)
+
+
 def _weighted_values(
-    here: _Segment, weights: _Scores, acc: Buffer, head: Expr, following: _Segment | None
+    here: _Segment, scores: _Scores, acc: Buffer, head: Expr, following: _Segment | None
 ) -> None:
     """The values of a segment, weighted for some heads of one row.
 
     Meanwhile memory is asked for the keys of the `following` segment.
     """
     span, context, job = here.span, here.context, here.context.job
-    vectors = _most_vectors(job, weights.queries)
-    chunks = job.head_dim // (vectors * job.lanes)
-    lines = -(-job.key_lines // (chunks * GROUP))
-    with tir.serial(0, chunks) as chunk:
+    pool, vectors = context.pool, _most_vectors(context, scores.queries)
+    width = vectors * job.lanes
+    chunks, chunks_of_part = job.head_dim // width, pool.columns // width
+    lines = -(-pool.key_lines // (chunks * GROUP))
+    with (
+        pool.parts(scores.weights(here)) as (part, buffer),
+        tir.serial(0, chunks_of_part) as chunk_of_part,
+    ):
+        chunk = part * chunks_of_part + chunk_of_part
         start = tir.let(chunk * vectors * job.lanes)
-        sums = Accumulators(weights.queries, vectors, job.lanes)
+        sums = Accumulators(scores.queries, vectors, job.lanes)
         with tir.serial(span.g0, span.g1) as g:
             place = context.place(span.first + g * GROUP)
-            later = [] if following is None else [(following.context, _group_of(following, g))]
+            later = [] if following is None else [_group_of(following, g)]
+            for group in later:
+                pool.fetch_key_scales(group, chunk, chunks)
             # Not one token further: what lies there is another sequence's, or was never written.
             with tir.serial(0, T.min(GROUP, span.end - g * GROUP)) as t:
-                for sequence, group in later:
+                for group in later:
                     for i in range(lines):
-                        sequence.fetch_keys(group, (chunk * GROUP + t) * lines + i)
+                        pool.fetch_keys(group, (chunk * GROUP + t) * lines + i)
                 sums.add(
-                    lambda i: weights.buffer[i * weights.pitch + g * GROUP + t],
-                    lambda v: context.value(place, t, start + v * job.lanes),
+                    lambda i: buffer[i * scores.pitch + g * GROUP + t],
+                    lambda v: pool.value(place, t, start + v * job.lanes),
                 )
-        for i in range(weights.queries):
+        for i in range(scores.queries):
             for v in range(vectors):
                 index = (here.item, head + i, start + v * job.lanes)
                 tir.store(acc, index, sums.value(i, v), job.lanes)
 
 
-def _group_of(segment: _Segment, g: Expr) -> tuple[Expr, Expr]:
+def _group_of(segment: _Segment, g: Expr) -> Place:
     """The place of group `g` of a segment, or of its last one."""
     group = tir.let(T.min(g, segment.span.g1 - 1))
     return segment.context.place(segment.span.first + group * GROUP)
 
 
-def _most_vectors(job: Attention, queries: int) -> int:
+def _most_vectors(context: Context, queries: int) -> int:
     """How many vectors of a value to take at a time."""
-    whole = job.head_dim // job.lanes
+    whole = context.pool.columns // context.job.lanes
     return max(v for v in range(1, whole + 1) if whole % v == 0 and v * queries <= REGISTERS)
 
 

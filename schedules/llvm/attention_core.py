@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 
 from tvm import tirx
 
-from xpuc.schedules.llvm import tir, vmath
+from xpuc.schedules.llvm import pools, tir, vmath
+from xpuc.schedules.llvm.pools import GROUP, Place, Pool
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
-GROUP = 16  # tokens loaded together; a group never crosses a block of the pool
 NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
-_LINE = 64  # bytes of a cache line
 _LOG2E = 1.4426950408889634
 _NO_WEIGHT = -127.0  # 2^-127 has the exponent bits 0 and counts as 0
 _ROUNDER = 12582912.0 + 127.0  # 1.5 * 2^23: adding it rounds, and leaves the exponent bits lowest
@@ -50,8 +48,7 @@ class Attention:
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}"
-        assert self.head_dim % self.lanes == 0, f"head size {self.head_dim}"
-        assert self.block_tokens % GROUP == 0, f"blocks of {self.block_tokens} tokens"
+        pools.check(self)
         assert self.segment_tokens % GROUP == 0, f"segments of {self.segment_tokens} tokens"
         assert self.scale > 0
 
@@ -64,16 +61,6 @@ class Attention:
     def factor(self) -> float:
         """What a difference of stored scores is multiplied with before exp."""
         return self.softcap or self.scale
-
-    @property
-    def keys_of_line(self) -> int:
-        """Dimensions of a group's keys that share a cache line."""
-        return max(1, _LINE // (self.block_tokens * tir.size_of(self.kv_dtype)))
-
-    @property
-    def key_lines(self) -> int:
-        """Cache lines that hold a group's keys."""
-        return self.head_dim // self.keys_of_line
 
     @property
     def name(self) -> str:
@@ -108,44 +95,15 @@ class Context:
 
     job: Attention
     block_table: Buffer
-    keys: Buffer
-    values: Buffer
+    pool: Pool
     seq: Expr
     kv_head: Expr
 
-    def place(self, token: Expr) -> tuple[Expr, Expr]:
-        """The block of the pool that holds a group, and the offset of the group inside it."""
+    def place(self, token: Expr) -> Place:
+        """Where a group lies in the pool."""
         block = self.block_table[self.seq, token // self.job.block_tokens]
-        return tir.let(tir.cast(block, "int64")), tir.let(token % self.job.block_tokens)
-
-    def key(self, place: tuple[Expr, Expr], d: Expr, v: int) -> Expr:
-        """Vector v of dimension d of the keys of a group, in f32."""
-        block, offset = place
-        index = (block, self.kv_head, d, offset + v * self.job.lanes)
-        return self._f32(tir.load(self.keys, index, self.job.lanes))
-
-    def value(self, place: tuple[Expr, Expr], t: Expr, d: Expr) -> Expr:
-        """The vector at dimension d of token t of a group's values, in f32."""
-        block, offset = place
-        return self._f32(
-            tir.load(self.values, (block, self.kv_head, offset + t, d), self.job.lanes)
-        )
-
-    def fetch_keys(self, place: tuple[Expr, Expr], line: Expr) -> None:
-        """Ask for cache line `line` of the `key_lines` of a group."""
-        block, offset = place
-        tir.prefetch(self.keys, (block, self.kv_head, line * self.job.keys_of_line, offset))
-
-    def fetch_values(self, place: tuple[Expr, Expr], i: Expr) -> None:
-        """Ask for as many of a group's values, which lie together, from the same share on."""
-        block, offset = place
-        for element in range(0, 2 * GROUP, _LINE // tir.size_of(self.job.kv_dtype)):
-            index = (block, self.kv_head, offset, 2 * GROUP * i + element)
-            tir.prefetch(self.values, index)
-
-    def _f32(self, value: Expr) -> Expr:
-        same = self.job.kv_dtype == "float32"
-        return value if same else tir.cast(value, "float32", self.job.lanes)
+        block = tir.let(tir.cast(block, "int64"))
+        return Place(block, self.kv_head, tir.let(token % self.job.block_tokens))
 
 
 @dataclass(frozen=True)
@@ -159,30 +117,27 @@ class Inputs:
     items: Expr
     work: Buffer
     block_table: Buffer
-    keys: Buffer
-    values: Buffer
+    pool: Pool
 
     @staticmethod
     def declare(job: Attention, rows: int | Expr, *, tiled: bool) -> Inputs:
-        """Declare q, positions, tiles if `tiled`, work, block table and pools, in this order."""
-        heads, hd, tokens = job.kv_heads, job.head_dim, job.block_tokens
-        blocks, items, count = (tir.rows_var(name) for name in ("n_blocks", "w", "t"))
+        """Declare q, positions, tiles if `tiled`, work, block table and pool, in this order."""
+        items, count = (tir.rows_var(name) for name in ("w", "t"))
         table_shape = (tir.rows_var("s"), tir.rows_var("max_blocks"))
         return Inputs(
-            tir.arg("q", (rows, job.heads * hd), "float32"),
+            tir.arg("q", (rows, job.heads * job.head_dim), "float32"),
             tir.arg("positions", (rows,), "int32"),
             count,
             tir.arg("tiles", (count, 4), "int32") if tiled else None,
             items,
             tir.arg("work", (items, 4), "int32"),
             tir.arg("block_table", table_shape, "int32"),
-            tir.arg("keys", (blocks, heads, hd, tokens), job.kv_dtype),
-            tir.arg("values", (blocks, heads, tokens, hd), job.kv_dtype),
+            pools.declare(job),
         )
 
     def context(self, job: Attention, seq: Expr, kv_head: Expr) -> Context:
         """One head of one sequence."""
-        return Context(job, self.block_table, self.keys, self.values, seq, kv_head)
+        return Context(job, self.block_table, self.pool, seq, kv_head)
 
 
 @dataclass(frozen=True)
@@ -204,39 +159,6 @@ def span_of(job: Attention, segment: Expr, low: Expr, high: Expr) -> Span:
     start = T.max(0, low - (job.window - 1) - first) if job.window else tirx.const(0, "int32")
     end = tir.let(T.min(job.segment_tokens, high + 1 - first))
     return Span(first, tir.let(start // GROUP), tir.let((end + GROUP - 1) // GROUP), end)
-
-
-class Accumulators:
-    """`queries` x `vectors` registers, each a chain of fma from zero in the order of `add`."""
-
-    def __init__(self, queries: int, vectors: int, lanes: int) -> None:
-        self.queries, self.vectors, self.lanes = queries, vectors, lanes
-        self.registers = tir.scratch(queries * vectors * lanes, "float32")
-        zero = tir.const(0.0, "float32", lanes)
-        for i in range(queries * vectors):
-            tir.store(self.registers, i * lanes, zero, lanes)
-
-    def add(self, weight: Callable[[int], Expr], vector: Callable[[int], Expr]) -> None:
-        """Add weight(i) * vector(v) to register (i, v)."""
-        # The fewer operands wait in registers, the others pass through one.
-        by_query = self.queries > self.vectors
-        weights = partial(self._weight, weight)
-        first, second = (vector, weights) if by_query else (weights, vector)
-        counts = (self.vectors, self.queries) if by_query else (self.queries, self.vectors)
-        held = [tir.let(first(j)) for j in range(counts[0])]
-        for k in range(counts[1]):
-            passing = tir.let(second(k))
-            for j in range(counts[0]):
-                i, v = (k, j) if by_query else (j, k)
-                total = tir.fma(held[j], passing, self.value(i, v), self.lanes)
-                tir.store(self.registers, (i * self.vectors + v) * self.lanes, total, self.lanes)
-
-    def _weight(self, weight: Callable[[int], Expr], i: int) -> Expr:
-        return tir.splat(weight(i), self.lanes)
-
-    def value(self, i: int, v: int) -> Expr:
-        """Register (i, v)."""
-        return tir.load(self.registers, (i * self.vectors + v) * self.lanes, self.lanes)
 
 
 def softmax(

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from xpuc.schedules.llvm import tir
+from xpuc.schedules.llvm.accumulators import Accumulators
 from xpuc.schedules.llvm.attention_core import (
-    GROUP,
     NOTHING,
-    Accumulators,
     Attention,
     AttentionKnobs,
     Context,
@@ -22,6 +21,7 @@ from xpuc.schedules.llvm.attention_core import (
     softmax,
     span_of,
 )
+from xpuc.schedules.llvm.pools import GROUP, Place, Pool, Weights
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 _DEFAULTS = AttentionKnobs()
@@ -42,8 +42,9 @@ class _Scratch:
     """A thread's buffers for one tile at a time, f32. Query m = row * group + head.
 
     Register tiles are of `queries` queries. `q` and `sums` hold head_dim values a query, `scores`
-    segment_tokens; `state` has six rows of `pitch` queries; `panel` is one group of keys, or the
-    values of one segment in one strip of columns.
+    segment_tokens, as do `weights`, the scores times a scale of the values; `state` has six rows of
+    `pitch` queries; `panel` is one group of keys, or the values of one segment in one strip of
+    columns.
     """
 
     queries: int
@@ -53,15 +54,17 @@ class _Scratch:
     scores: Buffer
     state: Buffer
     panel: Buffer
+    weights: Buffer
 
     @staticmethod
-    def declare(job: Attention, rows: int, queries: int) -> _Scratch:
+    def declare(job: Attention, pool: Pool, rows: int, queries: int) -> _Scratch:
         """For tiles of at most `rows` rows, in whole register tiles and whole vectors."""
         whole = math.lcm(queries, job.lanes)
         pitch = -(-rows * job.group // whole) * whole
         panel = max(job.head_dim * GROUP, job.segment_tokens * _strip(job) * job.lanes)
         sizes = (pitch * job.head_dim, pitch * job.head_dim, pitch * job.segment_tokens, 6 * pitch)
-        buffers = (tir.scratch(size, "float32") for size in (*sizes, panel))
+        buffers = [tir.scratch(size, "float32") for size in (*sizes, panel)]
+        buffers.append(pool.scaled(buffers[2], pitch * job.segment_tokens))
         return _Scratch(queries, pitch, *buffers)
 
     def at(self, row: int, m: Expr) -> Expr:
@@ -96,7 +99,7 @@ def attention_prefill(
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (first row, rows,
     first work item, work items) with at most `tile_rows` rows of consecutive positions; work i32
-    (w, 4), whose third column is the sequence; block_table i32 (s, max_blocks); Kp, Vp; output o
+    (w, 4), whose third column is the sequence; block_table i32 (s, max_blocks); the pool; output o
     f32 (n, heads head_dim), zeros for rows in no tile.
     """
     rows = tir.rows_var() if n is None else n
@@ -113,7 +116,7 @@ def attention_prefill(
         with tir.parallel(0, (count + 1) // 2 * job.kv_heads) as index:
             end = tir.let(index // job.kv_heads)
             kv_head = tir.let(tir.cast(index % job.kv_heads, "int32"))
-            scratch = _Scratch.declare(job, most, knobs.tile_queries)
+            scratch = _Scratch.declare(job, inputs.pool, most, knobs.tile_queries)
             with tir.serial(0, 2) as side:
                 tile = tir.let(T.Select(side == 0, end, count - 1 - end))
                 with tir.when(tirx.Or(side == 0, tile != end)):
@@ -182,20 +185,23 @@ def _attend(tile: _Tile, out: Buffer, kv_head: Expr) -> None:
 def _dots(tile: _Tile, span: Span) -> None:
     """The scores of every query with the groups of a segment."""
     job, queries, vectors = tile.job, tile.scratch.queries, GROUP // tile.job.lanes
+    pool = tile.context.pool
     with tir.serial(span.g0, span.g1) as g:
         place = tile.context.place(span.first + g * GROUP)
         with tir.serial(0, job.head_dim) as d:
             for v in range(vectors):
-                key = tile.context.key(place, d, v)
+                key = pool.key(place, d, v)
                 tir.store(tile.scratch.panel, d * GROUP + v * job.lanes, key, job.lanes)
         with tir.serial(0, tile.query_tiles) as block:
             m = tir.let(block * queries)
-            dots = Accumulators(queries, vectors, job.lanes)
-            with tir.serial(0, job.head_dim) as d:
+
+            def add(dots: Accumulators, d: Expr, m: Expr = m) -> None:
                 dots.add(
                     lambda i: tile.scratch.q[(m + i) * job.head_dim + d],
                     lambda v: tir.load(tile.scratch.panel, d * GROUP + v * job.lanes, job.lanes),
                 )
+
+            dots = pool.dots([place], queries, 1, add)
             for i in range(queries):
                 for v in range(vectors):
                     t = (m + i) * job.segment_tokens + g * GROUP + v * job.lanes
@@ -224,17 +230,29 @@ def _merge(tile: _Tile) -> None:
         tir.store(scratch.state, rows[_TAKE], step.take, lanes)
 
 
+def _weights(tile: _Tile, span: Span) -> Weights:
+    """What the values of the segment are weighted with."""
+    scratch, queries = tile.scratch, tile.rows * tile.job.group
+
+    def place(g: Expr) -> Place:
+        return tile.context.place(span.first + g * GROUP)
+
+    groups = (span.g0, span.g1)
+    return Weights(scratch.scores, scratch.weights, queries, tile.job.segment_tokens, groups, place)
+
+
 def _add_values(tile: _Tile, span: Span) -> None:
     """The values of a segment, weighted, joined to the sums of every query."""
     job, queries, vectors = tile.job, tile.scratch.queries, _strip(tile.job)
-    width = vectors * job.lanes
-    with tir.serial(0, job.head_dim // width) as strip:
-        column = tir.let(strip * width)
+    pool, width = tile.context.pool, vectors * job.lanes
+    strips = pool.columns // width
+    with pool.parts(_weights(tile, span)) as (part, weights), tir.serial(0, strips) as strip:
+        column = tir.let((part * strips + strip) * width)
         with tir.serial(span.g0, span.g1) as g:
             place = tile.context.place(span.first + g * GROUP)
             with tir.serial(0, GROUP) as t:
                 for v in range(vectors):
-                    value = tile.context.value(place, t, column + v * job.lanes)
+                    value = pool.value(place, t, column + v * job.lanes)
                     tir.store(
                         tile.scratch.panel,
                         (g * GROUP + t) * width + v * job.lanes,
@@ -247,7 +265,7 @@ def _add_values(tile: _Tile, span: Span) -> None:
             # Up to the last token written: what lies behind it may be another sequence's.
             with tir.serial(span.g0 * GROUP, span.end) as t:
                 sums.add(
-                    lambda i: tile.scratch.scores[(m + i) * job.segment_tokens + t],
+                    lambda i: weights[(m + i) * job.segment_tokens + t],
                     lambda v: tir.load(tile.scratch.panel, t * width + v * job.lanes, job.lanes),
                 )
             for i in range(queries):

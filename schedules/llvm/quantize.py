@@ -75,15 +75,35 @@ def _scale(vectors: Sequence[Expr], lanes: int) -> Expr:
     return tir.let(largest / tir.const(127.0, "float32"))
 
 
+def _inverse(scale: Expr) -> Expr:
+    """1 / scale, or 0 where the scale is zero or below the normal range."""
+    normal = scale >= tir.const(_SMALLEST_NORMAL, "float32")
+    return tir.let(T.Select(normal, tir.const(1.0, "float32") / scale, tir.const(0.0, "float32")))
+
+
+def quantize_group(values: Sequence[Expr], lanes: int) -> tuple[Expr, list[Expr]]:
+    """q8_0 of the columns of one scale, given as f32 vectors: the scale in f32, int8 vectors.
+
+    As ggml has it: scale max|x| / 127, codes x times its inverse with halves rounded away from
+    zero. A NaN makes the scale NaN.
+    """
+    vectors = [tir.let(v) for v in values]
+    scale = _scale(vectors, lanes)
+    inverse = tir.splat(_inverse(scale), lanes)
+    codes = []
+    for vector in vectors:
+        name = f"llvm.round.v{lanes}f32"
+        rounded = T.call_llvm_pure_intrin(f"float32x{lanes}", name, vector * inverse)
+        codes.append(tir.let(tir.cast(tir.cast(rounded, "int32", lanes), "int8", lanes)))
+    return scale, codes
+
+
 def _emit_half(
     vectors: Sequence[Expr], scale: Expr, out: Q8a, place: tuple[Expr, Expr, int], lanes: int
 ) -> Expr:
     """Store the integers of half `place[2]` of a block; their sum as f32."""
     block, row, half = place
-    normal = scale >= tir.const(_SMALLEST_NORMAL, "float32")
-    inverse = tir.let(
-        T.Select(normal, tir.const(1.0, "float32") / scale, tir.const(0.0, "float32"))
-    )
+    inverse = _inverse(scale)
     quants = [
         tir.let(tir.cast(T.nearbyint(v * tir.splat(inverse, lanes)), "int32", lanes))
         for v in vectors

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 
-from xpuc.schedules.llvm import tir
+from xpuc.schedules.llvm import pools, tir
 from xpuc.schedules.llvm.norm import inverse_rms
+from xpuc.schedules.llvm.pools import Load, Place, Pool, Store
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
-
-Load = Callable[[Expr, int], Expr]  # (column, lanes) -> value
-Store = Callable[[Expr, Expr, int], None]  # (column, value, lanes)
 
 
 def rope_table(n_rot: int, n: int | None, mscale: float = 1.0) -> tirx.PrimFunc:
@@ -59,7 +57,7 @@ class QkPrep:
 
     def __post_init__(self) -> None:
         assert self.pairing in ("norm", "neox"), self.pairing
-        assert self.head_dim % self.lanes == 0, f"head size {self.head_dim}"
+        pools.check(self)
         assert self.n_rot % 2 == 0, f"{self.n_rot} dimensions cannot be paired"
         assert self.n_rot <= self.head_dim
 
@@ -72,8 +70,7 @@ class _Step:
     table: Buffer
     slots: Buffer
     norms: tuple[Buffer, ...]
-    keys: Buffer
-    values: Buffer
+    pool: Pool
     q: Buffer
 
 
@@ -82,8 +79,7 @@ def qk_prep(job: QkPrep, n: int | None) -> tirx.PrimFunc:
 
     Arguments: qkv f32 (n, (heads + 2 kv_heads) head_dim), or q, k and v apart unless `joined`;
     table f32 (n, n_rot); slots i32 (n,), where a negative one writes nothing; with `eps` q_norm and
-    k_norm f32 (head_dim,); in place Kp (blocks, kv_heads, head_dim, block_tokens) and Vp (blocks,
-    kv_heads, block_tokens, head_dim); output q f32 (n, heads head_dim).
+    k_norm f32 (head_dim,); in place the arrays of the pool; output q f32 (n, heads head_dim).
     """
     rows = _rows(n)
     width = (job.heads + 2 * job.kv_heads) * job.head_dim
@@ -118,11 +114,9 @@ def _declare(job: QkPrep, rows: int | Expr) -> _Step:
     slots = tir.arg("slots", (rows,), "int32")
     names = ("q_norm", "k_norm") if job.eps is not None else ()
     norms = tuple(tir.arg(name, (hd,), "float32") for name in names)
-    blocks = tir.rows_var("n_blocks")
-    keys = tir.arg("keys", (blocks, job.kv_heads, hd, job.block_tokens), job.kv_dtype)
-    values = tir.arg("values", (blocks, job.kv_heads, job.block_tokens, hd), job.kv_dtype)
+    pool = pools.declare(job)
     q = tir.arg("q", (rows, q_width), "float32")
-    return _Step(sources, table, slots, norms, keys, values, q)
+    return _Step(sources, table, slots, norms, pool, q)
 
 
 def _prepare_q(job: QkPrep, step: _Step, row: Expr) -> None:
@@ -142,24 +136,23 @@ def _write_kv(job: QkPrep, step: _Step, row: Expr, slot: Expr) -> None:
     token = tir.let(slot % job.block_tokens)
     with tir.serial(0, job.kv_heads) as head:
         start = tir.let(head * job.head_dim)
-        # A key lies across its block, one element in each row: turned in a buffer of its own first.
-        turned = tir.scratch(job.head_dim, job.kv_dtype)
-        _rotate(
-            job,
-            _head(job, step, 1, row, start),
-            lambda c, lanes: tir.load(step.table, (row, c), lanes),
-            lambda c, value, lanes: tir.store(
-                turned, c, tir.cast(value, job.kv_dtype, lanes), lanes
-            ),
-        )
-        with tir.serial(0, job.head_dim) as d:
-            tir.store(step.keys, (block, head, d, token), turned[d], 1)
-        v, first = step.sources[2]
-        with tir.serial(0, job.head_dim // job.lanes) as i:
-            c = i * job.lanes
-            value = tir.load(v, (row, first + start + c), job.lanes)
-            stored = tir.cast(value, job.kv_dtype, job.lanes)
-            tir.store(step.values, (block, head, token, c), stored, job.lanes)
+        place = Place(block, head, token)
+        step.pool.write_key(place, partial(_rotate_key, job, step, row, start))
+        step.pool.write_value(place, partial(_load_value, step, row, start))
+
+
+def _rotate_key(job: QkPrep, step: _Step, row: Expr, start: Expr, store: Store) -> None:
+    _rotate(
+        job,
+        _head(job, step, 1, row, start),
+        lambda c, lanes: tir.load(step.table, (row, c), lanes),
+        store,
+    )
+
+
+def _load_value(step: _Step, row: Expr, start: Expr, c: Expr, lanes: int) -> Expr:
+    v, first = step.sources[2]
+    return tir.load(v, (row, first + start + c), lanes)
 
 
 def _head(job: QkPrep, step: _Step, which: int, row: Expr, start: Expr) -> Load:

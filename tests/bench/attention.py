@@ -19,6 +19,7 @@ import click
 import numpy as np
 import tvm
 
+from xpuc.artifact import pool_arrays
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
 from xpuc.schedules.llvm.attention_core import Attention
@@ -45,16 +46,19 @@ def seconds(run: Callable[[], None], rounds: int) -> float:
     return statistics.median(times)
 
 
-def pools(job: Attention, context: int) -> tuple[Any, Any, Any]:
-    """Keys, values, and the table of the one sequence in them, its blocks in random order."""
+def pools(job: Attention, context: int) -> tuple[list[Any], Any, int]:
+    """The arrays of a pool, the table of the one sequence in it, and bytes of a token.
+
+    The blocks are in random order.
+    """
     rng = np.random.default_rng(0)
     blocks = -(-context // job.block_tokens)
-    tails = (job.head_dim, job.block_tokens), (job.block_tokens, job.head_dim)
+    arrays = pool_arrays(job.kv_dtype, job.block_tokens, job.kv_heads, job.head_dim)
     made = [
-        tvm.runtime.tensor(rng.standard_normal((blocks, job.kv_heads, *t)).astype(job.kv_dtype))
-        for t in tails
+        tvm.runtime.tensor(rng.uniform(-1, 1, (blocks, *a.shape)).astype(a.dtype)) for a in arrays
     ]
-    return *made, tvm.runtime.tensor(rng.permutation(blocks).astype(np.int32)[None])
+    table = tvm.runtime.tensor(rng.permutation(blocks).astype(np.int32)[None])
+    return made, table, sum(a.block_bytes for a in arrays) // job.block_tokens
 
 
 def index(*rows: tuple[int, ...]) -> Any:
@@ -85,22 +89,21 @@ def decode(job: Attention, layers: int, context: int, rounds: int) -> tuple[floa
     split, reduce = build(attention_split(job, 1)), build(attention_reduce(job, 1))
 
     def run_split() -> None:
-        for keys, values, table in layer:
-            split(q, position, work, table, keys, values, acc, ml)
+        for arrays, table, _ in layer:
+            split(q, position, work, table, *arrays, acc, ml)
 
     def run_reduce() -> None:
         for _ in layer:
             reduce(acc, ml, tiles, o)
 
-    size = np.dtype(job.kv_dtype).itemsize
-    read = layers * 2 * (context - start) * job.kv_heads * job.head_dim * size
+    read = (context - start) * sum(token_bytes for *_, token_bytes in layer)
     return seconds(run_split, rounds), seconds(run_reduce, rounds), read
 
 
 def prefill(job: Attention, past: int, rows: int, rounds: int) -> tuple[float, float]:
     """Seconds of one layer, and the arithmetic that the rows' contexts need."""
     context = past + rows
-    keys, values, table = pools(job, context)
+    arrays, table, _ = pools(job, context)
     most = tile_rows_for(job.heads, job.kv_heads, job.head_dim)
     tiles = index(*[(r, min(most, rows - r), 0, 1) for r in range(0, rows, most)])
     work = index((0, 1, 0, 0))  # prefill reads no more of it than the sequence
@@ -109,7 +112,7 @@ def prefill(job: Attention, past: int, rows: int, rounds: int) -> tuple[float, f
     q = tvm.runtime.tensor(np.random.default_rng(1).standard_normal((rows, width), np.float32))
     o, kernel = zeros(rows, width), build(attention_prefill(job, None))
     seen = [min(p + 1, job.window or p + 1) for p in range(past, context)]
-    time_taken = seconds(lambda: kernel(q, positions, tiles, work, table, keys, values, o), rounds)
+    time_taken = seconds(lambda: kernel(q, positions, tiles, work, table, *arrays, o), rounds)
     return time_taken, 4 * sum(seen) * job.heads * job.head_dim
 
 
@@ -140,8 +143,10 @@ def main(rounds: int) -> None:
     click.echo(f"read {roof / 1e9:.1f} GB/s")
     for (job, layers), contexts in (
         (SMOLLM2, (128, 1024, 4096)),
+        ((replace(SMOLLM2[0], kv_dtype="q8_0"), SMOLLM2[1]), (128, 1024, 4096)),
         (GEMMA3, (128, 1024)),
         (LLAMA_8B, (1024,)),
+        ((replace(LLAMA_8B[0], kv_dtype="q8_0"), LLAMA_8B[1]), (1024,)),
     ):
         for context in contexts:
             split, reduce, size = decode(job, layers, context, rounds)
@@ -153,6 +158,7 @@ def main(rounds: int) -> None:
     for job, past, rows in (
         (SMOLLM2[0], 0, 512), (SMOLLM2[0], 1024, 512), (GEMMA3[0], 0, 512), (GEMMA3[0], 1024, 512),
         (replace(GEMMA3[0], window=None), 0, 512), (LLAMA_8B[0], 0, 512),
+        (replace(SMOLLM2[0], kv_dtype="q8_0"), 1024, 512),
     ):  # fmt: skip
         taken, work = prefill(job, past, rows, rounds)
         click.echo(

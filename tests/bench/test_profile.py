@@ -54,7 +54,7 @@ class Shown(FakeModel):
     def __init__(self) -> None:
         super().__init__()
         made = {plane.name: np.zeros(plane.size, plane.dtype) for plane in FACTS.planes}
-        layers = [f"{which}.{layer}" for layer in range(2) for which in "kv"]
+        layers = [f"{which}.{layer}" for layer in range(2) for which in ("keys", "values")]
         made |= {name: np.zeros((4, 2, 16, 4), np.float16) for name in layers}
         self.tensors = {name: tvm_ffi.from_dlpack(array) for name, array in made.items()}
         self.script: list[tuple[str, tuple[Any, ...]]] = []
@@ -132,8 +132,8 @@ def test_attention_reads_the_context_once_a_sequence(
 ) -> None:
     model, ours = prepared(case)
     for layer in range(2):  # the second has a window of 8 tokens
-        model.call("qk_prep_r1", q8(1), f"k.{layer}", f"v.{layer}")
-        model.call("attention_r1", q8(1), f"k.{layer}", f"v.{layer}")
+        model.call("qk_prep_r1", q8(1), f"keys.{layer}", f"values.{layer}")
+        model.call("attention_r1", q8(1), f"keys.{layer}", f"values.{layer}")
     costs = [launch.n_bytes for launch in found(model, ours.step(case))]
     per_token = 2 * 2 * 16 * 2
     assert costs == [n * per_token for n in (written, wide, written, narrow)]

@@ -7,7 +7,7 @@ import pytest
 from cli_runs import invoke, manifest, write_manifest
 from fake_model import FakeModel
 
-from xpuc.artifact import Plane
+from xpuc.artifact import KvLayout, Plane
 from xpuc.bench import Case, Profile, Row, Session, cases, peer
 from xpuc.bench.cases import random_ids
 from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
@@ -124,6 +124,8 @@ def test_a_window_bounds_what_is_read_of_the_context():
     per_layer = 2 * 2 * 16 * 2
     assert kv_bytes(manifest(), 5) == 2 * 5 * per_layer
     assert kv_bytes(manifest(), 20) == (20 + 8) * per_layer
+    q8_0 = KvLayout("q8_0", 16, 16, 4, ((2, 64, 0), (2, 64, 8)))
+    assert kv_bytes(manifest(kv=q8_0), 20) == (20 + 8) * 2 * 2 * 2 * 34
 
 
 def test_bytes_of_a_token():

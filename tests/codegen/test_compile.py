@@ -87,6 +87,17 @@ def test_options_are_refused_before_the_checkpoint_is_opened(changes, message, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_heads_that_q8_0_cannot_keep_are_refused(tiny_model, tmp_path):
+    checkpoint = tiny_model("llama")
+    with pytest.raises(XpucError) as caught:
+        compile_model(checkpoint, out=tmp_path / "m.xpuc", options=Options(kv="q8_0"))
+    assert caught.value.message == (
+        f"{checkpoint}: K/V of 16 columns a head cannot be kept in q8_0, which takes 32 at a time"
+    )
+    assert caught.value.hint == "compile with --kv f16"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("changes", [{"target": "lvm"}, {"cpu": "znver33"}])
 def test_an_unknown_machine_is_refused(changes, checkpoint, tmp_path):
     with pytest.raises(XpucError, match="unknown"):

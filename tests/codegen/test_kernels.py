@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gguf
+import kv_pools
 import numpy as np
 import pytest
 import reference_ops as ops
@@ -155,21 +156,23 @@ def test_rope(pairing: str, n_rot: int, n: int | None) -> None:
 
 @each_n
 @pytest.mark.parametrize("n_blocks", [4, None])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_kv_write(dtype: str, n_blocks: int | None, n: int | None) -> None:
-    heads, dim, tokens = 2, 8, 16
+@pytest.mark.parametrize(("dtype", "dim"), [("float16", 8), ("float32", 8), ("q8_0", 64)])
+def test_kv_write(dtype: str, dim: int, n_blocks: int | None, n: int | None) -> None:
+    heads, tokens = 2, 16
     k, v = normal(N, heads * dim), normal(N, heads * dim, seed=1)
+    v[2] = 0
+    v[3, 1:dim:2] = 0.5
+    v[3, 0:dim:32] = 127  # a scale of 1, so the halves are ties
     slots = np.array([63, -1, 0, 17, 16], np.int32)
-    k_pool = normal(4, heads, dim, tokens, seed=2).astype(dtype)
-    v_pool = normal(4, heads, tokens, dim, seed=3).astype(dtype)
+    pool = kv_pools.filled(4, heads, dim, dtype=dtype, block_tokens=tokens, filler=3.0)
     func = kv_write(heads, dim, n, n_blocks=n_blocks, block_tokens=tokens, kv_dtype=dtype)
-    *_, k_after, v_after = run(func, [k, v, slots, k_pool, v_pool])
+    _, _, _, *after = run(func, [k, v, slots, *pool])
     for row, slot in enumerate(slots):
         if slot >= 0:
-            k_pool[slot // tokens, :, :, slot % tokens] = k[row].reshape(heads, dim)
-            v_pool[slot // tokens, :, slot % tokens] = v[row].reshape(heads, dim)
-    np.testing.assert_array_equal(k_after, k_pool)
-    np.testing.assert_array_equal(v_after, v_pool)
+            place = divmod(int(slot), tokens)
+            kv_pools.write(pool, dtype, place, *(x[row].reshape(heads, dim) for x in (k, v)))
+    for array, expected in zip(after, pool, strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,8 @@ class Batch:
     expected: Array
 
 
-HEADS, KV_HEADS, DIM, TOKENS = 4, 2, 8, 16
+HEADS, KV_HEADS, TOKENS = 4, 2, 16
+DIMS = {"float16": 8, "float32": 8, "q8_0": 64}
 CONTEXTS = ((20, 6), (141, 1), (1, 1))  # tokens of a sequence, how many of them are rows
 PADDING = 2
 ROWS = sum(count for _, count in CONTEXTS) + PADDING
@@ -190,27 +194,26 @@ def batch(dtype: str, *, window: int, softcap: float) -> Batch:
     """Blocks are scattered; what nobody may read is NaN in the pools and no block in the table."""
     rng = np.random.default_rng(5)
     table = np.full((len(CONTEXTS), 10), 2**30, np.int32)
-    k_pool = np.full((20, KV_HEADS, DIM, TOKENS), np.nan, dtype)
-    v_pool = np.full((20, KV_HEADS, TOKENS, DIM), np.nan, dtype)
+    dim = DIMS[dtype]
+    pool = kv_pools.filled(20, KV_HEADS, dim, dtype=dtype, block_tokens=TOKENS, filler=np.nan)
     free = list(rng.permutation(20))
-    q = normal(ROWS, HEADS * DIM, seed=6)
+    q = normal(ROWS, HEADS * dim, seed=6)
     positions = np.full(ROWS, 3, np.int32)
     tiles: list[tuple[int, ...]] = []
     work: list[tuple[int, ...]] = []
     expected = np.zeros_like(q)
     row = 0
     for sequence, (total, count) in enumerate(CONTEXTS):
-        k, v = (rng.standard_normal((total, KV_HEADS, DIM)).astype(dtype) for _ in range(2))
+        k, v = (normal(total, KV_HEADS, dim, seed=7 + 2 * sequence + i) for i in range(2))
         for position in range(total):
             if position % TOKENS == 0:
                 table[sequence, position // TOKENS] = free.pop()
             block = table[sequence, position // TOKENS]
-            k_pool[block, :, :, position % TOKENS] = k[position]
-            v_pool[block, :, position % TOKENS] = v[position]
+            kv_pools.write(pool, dtype, (block, position % TOKENS), k[position], v[position])
         mine = slice(row, row + count)
         positions[mine] = range(total - count, total)
         expected[mine] = ops.attention(
-            q[mine].reshape(count, HEADS, DIM), k.astype(np.float32), v.astype(np.float32),
+            q[mine].reshape(count, HEADS, dim), kv_pools.kept(dtype, k), kv_pools.kept(dtype, v),
             scale=0.5, window=window, cap=softcap,
         ).reshape(count, -1)  # fmt: skip
         for start in range(row, row + count, 4):
@@ -221,12 +224,13 @@ def batch(dtype: str, *, window: int, softcap: float) -> Batch:
             work += [(start, here, sequence, segment) for segment in segments]
         row += count
     index = [positions, np.array(tiles, np.int32), np.array(work, np.int32), table]
-    return Batch([q, k_pool, v_pool, *index], expected)
+    return Batch([q, *pool, *index], expected)
 
 
 def attention_kernel(n: int | None, **changes: Any) -> Any:
     facts = {"n_blocks": None, "block_tokens": TOKENS, "kv_dtype": "float16", "scale": 0.5}
-    return attention(HEADS, KV_HEADS, DIM, n, **(facts | changes))
+    facts |= changes
+    return attention(HEADS, KV_HEADS, DIMS[str(facts["kv_dtype"])], n, **facts)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +241,7 @@ def attention_kernel(n: int | None, **changes: Any) -> Any:
         (None, "float32", 7, 0.0),
         (None, "float16", 0, 2.0),
         (ROWS, "float32", 1, 2.0),
+        (None, "q8_0", 9, 2.0),
     ],
 )
 def test_attention(n: int | None, dtype: str, window: int, softcap: float) -> None:
@@ -349,9 +354,13 @@ def test_kernels_that_differ_have_different_names() -> None:
         *(rope_table(*a) for a in ((8, 1), (8, 1, 1.5), (16, 1))),
         *(rope(2, 8, *a) for a in ((8, 1, "norm"), (8, 1, "neox"), (6, 1, "norm"))),
         *(kv_write(2, 8, 1, **(pool | one)) for one in ({}, {"n_blocks": 3}, {"block_tokens": 32})),
-        kv_write(2, 8, 1, **(pool | {"kv_dtype": "float32"})),
+        *(kv_write(2, 64, 1, **(pool | {"kv_dtype": d})) for d in ("float32", "float16", "q8_0")),
         *(attention_kernel(1, **one) for one in ({}, {"window": 4}, {"scale": 0.25})),
         *(attention_kernel(1, **one) for one in ({"softcap": 5.0}, {"kv_dtype": "float32"})),
+        *(
+            attention(4, 2, 64, 1, scale=0.5, **(pool | {"kv_dtype": d}))
+            for d in ("q8_0", "float16")
+        ),
         *(attention_kernel(1, **one) for one in ({"n_blocks": 3}, {"block_tokens": 32})),
         *(attention(4, heads, 8, 1, scale=0.5, **pool) for heads in (1, 4)),
         *(make(8, 1) for make in (silu, gelu_tanh, add, mul, argmax)),

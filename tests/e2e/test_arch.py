@@ -102,6 +102,20 @@ def test_the_int8_build_stays_close_to_the_reference(name, tiny_model, loaded):
     check_quantised(loaded(path, **SMALL, plainly=name not in OPTIMISED), path)
 
 
+@pytest.mark.parametrize(
+    ("name", "no_fuse"),
+    [
+        ("gemma3_softcaps", ()),
+        ("llama_three_heads", ()),
+        ("qwen3", ("fuse_rope_kv",)),  # K/V written by the target-free kernel
+    ],
+)
+def test_keys_and_values_in_q8_0_stay_close_to_the_reference(name, no_fuse, tiny_model, loaded):
+    path = tiny_model(name, **row(name))
+    options = {"activations": "f32", "kv": "q8_0", "no_fuse": no_fuse}
+    check_quantised(loaded(path, **SMALL, **options, plainly=True), path)
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_of_formats_in_float32(name, tiny_model, loaded):
     path = tiny_model(name, **mixture(name))

@@ -16,11 +16,13 @@ SMALL = {"ctx": 160, "max_chunk": 64, "max_batch": 4}
 BUILDS = {
     "int8": {"deterministic": True},
     "f32": {"deterministic": True, "activations": "f32", "kv": "f32"},
+    "q8_0": {"deterministic": True, "kv": "q8_0"},
     "default": {},
 }
 CASES = [
     *(("int8", name) for name in ("llama", "qwen2", "qwen3", "gemma3")),
     ("f32", "llama"),
+    *(("q8_0", name) for name in ("qwen3", "gemma3")),
     *(("default", name) for name in ("llama", "gemma3")),
 ]
 # Lengths on both sides of a segment's and of a block's end.

@@ -12,13 +12,25 @@ from xpuc.artifact import KvLayout
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 
 LAYERS = ((2, 8, 0), (1, 4, 16), (1, 2, 0))  # kv_heads, head_dim, window
+LAYOUTS = {
+    "float16": KvLayout("float16", 4, 16, 2, LAYERS),
+    "float32": KvLayout("float32", 4, 16, 2, LAYERS),
+    "q8_0": KvLayout("q8_0", 4, 16, 2, ((2, 64, 0), (1, 64, 16), (1, 32, 0))),
+}
+SHAPES = {
+    "float16": [(5, 2, 8, 4), (5, 2, 4, 8), (5, 1, 2, 4), (5, 1, 4, 2)],
+    "q8_0": [
+        (5, 2, 64, 4), (5, 2, 2, 4), (5, 2, 4, 64), (5, 2, 2, 4),
+        (5, 1, 32, 4), (5, 1, 1, 4), (5, 1, 4, 32), (5, 1, 1, 4),
+    ],
+}  # fmt: skip
 
 
 def filled(dtype: str, window: int = 0) -> KvPool:
-    """No two elements of a tensor are equal."""
-    kv = KvPool(5, KvLayout(dtype, 4, 16, 2, LAYERS), window)
+    """No element is zero, and no two blocks are equal."""
+    kv = KvPool(5, LAYOUTS[dtype], window)
     for array in in_layer_order([kv]):
-        array[:] = np.arange(array.size).reshape(array.shape)
+        array[:] = 1 + np.arange(array.size).reshape(array.shape) % 101
     return kv
 
 
@@ -30,13 +42,12 @@ def resident() -> int:
     return int(found[1]) << 10
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", LAYOUTS)
 def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
     kv = filled(dtype)
     arrays = in_layer_order([kv])
-    shapes = [(5, 2, 8, 4), (5, 2, 4, 8), (5, 1, 2, 4), (5, 1, 4, 2)]
-    assert [each.shape for each in arrays] == shapes
-    assert kv.block_bytes == KvLayout(dtype, 4, 16, 2, LAYERS).block_bytes(0)
+    assert [each.shape for each in arrays] == SHAPES["q8_0" if dtype == "q8_0" else "float16"]
+    assert kv.block_bytes == LAYOUTS[dtype].block_bytes(0)
     buffers = kv.buffers(3)
     assert sum(memoryview(each).cast("B").nbytes for each in buffers) == kv.block_bytes
     for buffer, array in zip(buffers, arrays, strict=True):
@@ -55,8 +66,9 @@ def test_a_step_takes_the_arrays_of_all_pools_by_layer() -> None:
     assert [*shapes[:2], *shapes[4:]] == [each.shape for each in in_layer_order([full])]
 
 
-def test_a_copy_is_of_all_layers_and_of_one_block() -> None:
-    kv, before = filled("float16"), filled("float16")
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+def test_a_copy_is_of_all_layers_and_of_one_block(dtype: str) -> None:
+    kv, before = filled(dtype), filled(dtype)
     kv.copy(1, 3)
     for array, old in zip(in_layer_order([kv]), in_layer_order([before]), strict=True):
         expected = old.copy()

@@ -153,7 +153,12 @@ def test_what_the_k_v_hangs_on_is_in_its_identity(artifact: Path) -> None:
         dataclasses.replace(manifest, files=library),
         *(
             dataclasses.replace(manifest, kv=dataclasses.replace(manifest.kv, **change))
-            for change in ({"dtype": "float32"}, {"block_tokens": 32}, {"layers": ((1, 8, 0),)})
+            for change in (
+                {"dtype": "float32"},
+                {"dtype": "q8_0"},
+                {"block_tokens": 32},
+                {"layers": ((1, 8, 0),)},
+            )
         ),
     ]
     identities = {identity_of(each) for each in (manifest, *others)}

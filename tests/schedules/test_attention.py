@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import kv_pools
 import numpy as np
 import pytest
 from activations import q8a_shapes
@@ -27,7 +28,18 @@ LAYERS = [
     Attention(7, 1, 16, 0.3, window=200, kv_dtype="float32"),
     Attention(16, 2, 32, 0.2, softcap=3.0, window=17, kv_dtype="float32", block_tokens=64),
     Attention(3, 1, 8, 0.5),
+    *(
+        replace(job, kv_dtype="q8_0")
+        for job in (
+            SMOLLM2,
+            GEMMA3,
+            Attention(5, 5, 32, 0.2, softcap=4.0, block_tokens=32),
+            Attention(8, 2, 128, 0.1, window=200, softcap=6.0),
+            Attention(4, 4, 96, 0.1, block_tokens=128),
+        )
+    ),
 ]
+Q8_0 = LAYERS[6:]
 
 
 def described(job: Attention) -> str:
@@ -57,7 +69,7 @@ class Paged:
     rows: list[tuple[int, int]]
     contexts: list[tuple[Any, Any]]
     block_table: Any
-    pools: tuple[Any, Any]
+    pools: list[Any]
 
 
 def paged(job: Attention, sequences: list[tuple[int, int]], seed: int = 0) -> Paged:
@@ -67,23 +79,21 @@ def paged(job: Attention, sequences: list[tuple[int, int]], seed: int = 0) -> Pa
     blocks = [-(-tokens // bt) for tokens, _ in sequences]
     free = iter(rng.permutation(sum(blocks) + 3))
     table = np.zeros((len(sequences), max(blocks) + 2), np.int32)
-    keys = np.full((sum(blocks) + 3, kvh, hd, bt), np.nan, job.kv_dtype)
-    values = np.full((sum(blocks) + 3, kvh, bt, hd), np.nan, job.kv_dtype)
+    dtype = job.kv_dtype
+    pools = kv_pools.filled(sum(blocks) + 3, kvh, hd, dtype=dtype, block_tokens=bt, filler=np.nan)
     contexts, rows, positions, start = [], [], [], 0
     for i, (tokens, asked) in enumerate(sequences):
-        k, v = rng.standard_normal((2, tokens, kvh, hd)).astype(job.kv_dtype)
-        for b in range(blocks[i]):
-            table[i, b] = block = next(free)
-            part = slice(b * bt, min(tokens, b * bt + bt))
-            count = part.stop - part.start
-            keys[block, :, :, :count] = k[part].transpose(1, 2, 0)
-            values[block, :, :count] = v[part].transpose(1, 0, 2)
-        contexts.append((k, v))
+        k, v = rng.standard_normal((2, tokens, kvh, hd)).astype(np.float32)
+        for t in range(tokens):
+            if t % bt == 0:
+                table[i, t // bt] = next(free)
+            kv_pools.write(pools, dtype, (table[i, t // bt], t % bt), k[t], v[t])
+        contexts.append((kv_pools.kept(dtype, k), kv_pools.kept(dtype, v)))
         rows.append((start, start + asked))
         positions += range(tokens - asked, tokens)
         start += asked
     q = rng.standard_normal((start + 1, job.heads * hd), np.float32) * 2
-    return Paged(job, q, np.array([*positions, 0], np.int32), rows, contexts, table, (keys, values))
+    return Paged(job, q, np.array([*positions, 0], np.int32), rows, contexts, table, pools)
 
 
 def expected(data: Paged) -> Any:
@@ -193,7 +203,7 @@ def test_the_size_of_tiles_changes_no_bit(job: Attention) -> None:
         AttentionKnobs(chains=24, fetch_next=1 << 20, tile_queries=4),
     ],
 )
-@pytest.mark.parametrize("job", LAYERS[:4], ids=described)
+@pytest.mark.parametrize("job", [*LAYERS[:4], *Q8_0[:3]], ids=described)
 def test_knobs_change_no_bit(job: Attention, knobs: AttentionKnobs) -> None:
     data = paged(job, [(1, 1), (300, 9), (129, 1)])
     np.testing.assert_array_equal(decode(data, knobs=knobs)[0], decode(data)[0])
@@ -202,8 +212,9 @@ def test_knobs_change_no_bit(job: Attention, knobs: AttentionKnobs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 16])
-def test_other_vector_widths(lanes: int) -> None:
-    data = paged(replace(SMOLLM2, lanes=lanes, window=150, softcap=5.0), [(200, 20), (130, 1)])
+@pytest.mark.parametrize("job", [SMOLLM2, Q8_0[0]], ids=described)
+def test_other_vector_widths(job: Attention, lanes: int) -> None:
+    data = paged(replace(job, lanes=lanes, window=150, softcap=5.0), [(200, 20), (130, 1)])
     (out,) = decode(data)
     np.testing.assert_allclose(out, expected(data), rtol=0, atol=4e-6)
     np.testing.assert_array_equal(out, prefill(data))

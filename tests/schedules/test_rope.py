@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kv_pools
 import numpy as np
 import pytest
 import tvm
@@ -50,14 +51,19 @@ def inputs_of(job: QkPrep, n: int) -> dict[str, Any]:
     }
 
 
+def untouched(job: QkPrep) -> list[Any]:
+    """The pool before a call."""
+    return kv_pools.filled(
+        4, job.kv_heads, job.head_dim,
+        dtype=job.kv_dtype, block_tokens=job.block_tokens, filler=FILLER,
+    )  # fmt: skip
+
+
 def run(job: QkPrep, data: dict[str, Any], static: bool) -> list[Any]:
-    """q, the keys and the values after one call."""
+    """q, and the arrays of the pool after one call."""
     n = len(data["slots"])
-    hd, q, kv = job.head_dim, job.heads * job.head_dim, job.kv_heads * job.head_dim
-    pools = [
-        tvm.runtime.tensor(np.full((4, job.kv_heads, *tail), FILLER, job.kv_dtype))
-        for tail in ((hd, job.block_tokens), (job.block_tokens, hd))
-    ]
+    q, kv = job.heads * job.head_dim, job.kv_heads * job.head_dim
+    pools = [tvm.runtime.tensor(array) for array in untouched(job)]
     qkv = data["qkv"]
     parts = [qkv] if job.joined else [a.copy() for a in np.split(qkv, [q, q + kv], 1)]
     norms = [*data["norms"]] if job.eps is not None else []
@@ -86,6 +92,8 @@ def test_rope_table(n: int, static: bool) -> None:
         (9, 3, 64, 64, "float16", True),
         (4, 1, 256, 256, "float32", False),
         (3, 3, 80, 32, "float16", True),
+        (9, 3, 64, 64, "q8_0", True),
+        (2, 1, 96, 16, "q8_0", False),
         (2, 1, 16, 4, "float32", False),
     ],
 )
@@ -101,33 +109,71 @@ def test_qk_prep(
 ) -> None:
     job = QkPrep(heads, kv_heads, head_dim, n_rot, pairing, eps, kv_dtype, joined=joined)
     data = inputs_of(job, 7)
-    q, keys, values = run(job, data, static=False)
+    q, *pools = run(job, data, static=False)
     x = data["qkv"].reshape(7, -1, head_dim)
     want_q = turned(x[:, :heads], data["table"], job, data["norms"][0])
     np.testing.assert_allclose(q.reshape(want_q.shape), want_q, rtol=1e-5, atol=3e-6)
 
     want_k = turned(x[:, heads : heads + kv_heads], data["table"], job, data["norms"][1])
-    want_keys, want_values = np.full_like(keys, FILLER), np.full_like(values, FILLER)
+    want = untouched(job)
     for row, slot in enumerate(data["slots"]):
         if slot >= 0:
-            block, token = divmod(int(slot), job.block_tokens)
-            want_keys[block, :, :, token] = want_k[row]
-            want_values[block, :, token] = x[row, heads + kv_heads :]
-    tolerance = 1e-3 if kv_dtype == "float16" else 1e-5
-    np.testing.assert_allclose(keys, want_keys, rtol=tolerance, atol=tolerance)
-    np.testing.assert_array_equal(values, want_values)
+            place = divmod(int(slot), job.block_tokens)
+            k, v = want_k[row].astype(np.float32), x[row, heads + kv_heads :]
+            kv_pools.write(want, kv_dtype, place, k, v)
+    half = len(pools) // 2
+    for got, expected in zip(pools[:half], want[:half], strict=True):
+        # A key is not rounded as numpy's: its last bit may tip a code.
+        tolerance = 1 if got.dtype == np.int8 else 1e-5 if kv_dtype == "float32" else 1e-3
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    for got, expected in zip(pools[half:], want[half:], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_q8_0_keys_are_those_of_gguf() -> None:
+    """Bit for bit where a key is not turned, in codes and scales; at ties, zeros and extremes."""
+    job = QkPrep(1, 1, 128, 2, "neox", kv_dtype="q8_0", block_tokens=32)
+    data = inputs_of(job, 20)
+    data["slots"] = np.arange(20, dtype=np.int32)
+    data["table"][:] = (1, 0)  # cos, sin
+    key = data["qkv"][:, 128:256]
+    key[0] = 0
+    key[1] *= 1e-30
+    key[2] *= 1e4
+    key[3] = np.arange(128) - 64.5
+    key[3, ::32] = 127  # a scale of 1, so all other codes are halves
+    key[4, 5] = -1000
+    _, *pools = run(job, data, static=False)
+    want = untouched(job)
+    for row in range(20):
+        k, v = data["qkv"][row].reshape(3, 1, 128)[1:]
+        kv_pools.write(want, "q8_0", (0, row), k, v)
+    for got, expected in zip(pools, want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_what_is_no_number_makes_the_scale_none() -> None:
+    job = QkPrep(1, 1, 64, 64, "norm", kv_dtype="q8_0")
+    data = inputs_of(job, 1)
+    data["qkv"][0, 64 + 40] = np.nan
+    data["qkv"][0, 128 + 3] = np.nan
+    *_, key_scales, _, value_scales = run(job, data, static=True)
+    block, token = divmod(int(data["slots"][0]), 16)
+    assert np.isnan(key_scales[block, 0, :, token]).tolist() == [False, True]
+    assert np.isnan(value_scales[block, 0, :, token]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("pairing", ["norm", "neox"])
-def test_a_row_has_the_same_bits_in_every_call(pairing: str) -> None:
-    job = QkPrep(9, 3, 64, 64, pairing, EPS, block_tokens=32)
+@pytest.mark.parametrize("kv_dtype", ["float16", "q8_0"])
+def test_a_row_has_the_same_bits_in_every_call(pairing: str, kv_dtype: str) -> None:
+    job = QkPrep(9, 3, 64, 64, pairing, EPS, kv_dtype, block_tokens=32)
     data = inputs_of(job, 40)
-    q, keys, values = run(job, data, static=False)
+    q, *pools = run(job, data, static=False)
     for first, last in ((5, 6), (30, 33)):
         part = {k: a if k == "norms" else a[first:last] for k, a in data.items()}
-        q_part, keys_part, values_part = run(job, part, static=True)
+        q_part, *part_pools = run(job, part, static=True)
         np.testing.assert_array_equal(q_part, q[first:last])
         for slot in part["slots"]:
-            block, token = divmod(int(slot), 32)
-            np.testing.assert_array_equal(keys_part[block, ..., token], keys[block, ..., token])
-            np.testing.assert_array_equal(values_part[block, :, token], values[block, :, token])
+            place = divmod(int(slot), 32)
+            for a, b in zip(kv_pools.at(part_pools, place), kv_pools.at(pools, place), strict=True):
+                np.testing.assert_array_equal(a, b)

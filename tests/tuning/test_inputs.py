@@ -28,6 +28,7 @@ SITES = {
     "head_argmax": (sites.head_argmax("m", ("Q4_1", 50, 64)), 3),
     "attention, decode": (sites.attention(3), 3),
     "attention, prefill": (sites.attention("n", kv_dtype="float32"), 40),
+    "attention, q8_0": (sites.attention(3, (4, 2, 64), "q8_0"), 3),
 }
 
 
@@ -148,6 +149,16 @@ def test_what_lies_behind_a_sequence_is_no_number(rows: int, fixed: bool) -> Non
         k = keys[blocks].transpose(0, 3, 1, 2).reshape(48, -1)
         v = values[blocks].transpose(0, 2, 1, 3).reshape(48, -1)
         for tokens in (k, v):
+            assert np.isfinite(tokens[:37]).all()
+            assert np.isnan(tokens[37:]).all()
+
+
+def test_scales_behind_a_sequence_are_no_numbers() -> None:
+    case = make(sites.attention(2, (4, 2, 64), "q8_0"), 2, depth=37)
+    table = case.operands[8]
+    for scales in (case.operands[2], case.operands[4]):
+        for blocks in table:
+            tokens = scales[blocks].transpose(0, 3, 1, 2).reshape(48, -1)
             assert np.isfinite(tokens[:37]).all()
             assert np.isnan(tokens[37:]).all()
 

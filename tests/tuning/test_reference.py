@@ -31,6 +31,8 @@ SLOW_SITES: dict[str, tuple[Site, int, int]] = {
     "decode": (sites.attention(3, (9, 3, 64), scale=0.125), 3, 300),
     "decode, window": (sites.attention(2, window=40, quantize=True), 2, 301),
     "prefill": (sites.attention("n", softcap=3.0, window=200), 37, 256),
+    "decode, q8_0": (sites.attention(3, (8, 2, 64), "q8_0", window=200), 3, 300),
+    "prefill, q8_0": (sites.attention("n", (4, 4, 32), "q8_0", softcap=3.0), 37, 256),
     "prefill, quantised": (sites.attention("n", kv_dtype="float32", quantize=True), 37, 0),
 }
 ALL = [

@@ -30,7 +30,7 @@ class Transparent(StepModel, Protocol):
         ...
 
     def operands(self) -> dict[int, str]:
-        """What lies at which address: planes by name, pools as `k.LAYER` and `v.LAYER`."""
+        """What lies at which address: planes by name, arrays of the pools as `keys.LAYER`."""
         ...
 
 
@@ -88,9 +88,11 @@ class _Costs:
         return sum(planes) + kv, _operations(operation["weights"], tensors[0])
 
     def _kv_bytes(self, op: str, pool: str) -> int:
-        heads, head_dim, window = self._kv.layers[int(pool.partition(".")[2])]
+        name, _, layer = pool.partition(".")
+        array = next(a for a in self._kv.arrays(int(layer)) if a.name == name)
+        *_, window = self._kv.layers[int(layer)]
         tokens = self._read(window) if op == "attention" else self._rows
-        return tokens * heads * head_dim * np.dtype(self._kv.dtype).itemsize
+        return tokens * array.block_bytes // self._kv.block_tokens
 
     def _read(self, window: int) -> int:
         """Tokens whose K/V attention reads, all sequences together."""

@@ -144,10 +144,10 @@ def streamed_weights(planes: Many[Plane]) -> int:
 
 def kv_bytes(manifest: Manifest, context: float) -> float:
     """Bytes of K and V that attention over `context` tokens reads, windows taken into account."""
-    item = _item_bytes(manifest.kv.dtype)
+    kv = manifest.kv
     return sum(
-        2 * heads * head_dim * item * (min(window, context) if window else context)
-        for heads, head_dim, window in manifest.kv.layers
+        kv.token_bytes(layer) * (min(window, context) if window else context)
+        for layer, (*_, window) in enumerate(kv.layers)
     )
 
 

@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--kv",
-    type=click.Choice(["f16", "f32"]),
+    type=click.Choice(["f16", "f32", "q8_0"]),
     default="f16",
     show_default=True,
-    help="How keys and values are kept.",
+    help="How keys and values are kept; q8_0 takes 17/32 of the memory of f16.",
 )
 @click.option(
     "--block-tokens",

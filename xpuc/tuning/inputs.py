@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xpuc.artifact import PoolArray, pool_arrays
 from xpuc.codegen.compile import SEGMENT_TOKENS
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
@@ -144,12 +145,12 @@ def _attention(call: _Call) -> tuple[np.ndarray, ...]:
         sequences, context = call.rows, call.depth
         positions = np.full(call.rows, context - 1, np.int32)
         tiles = [(row, 1, row, context - 1) for row in range(call.rows)]
-    table, keys, values = _pools(call, sequences, context)
+    table, pool = _pool(call, sequences, context)
     attrs = call.site.attrs
     width = attrs["heads"] * attrs["head_dim"]
     gain = _SCORE / (attrs["scale"] * math.sqrt(attrs["head_dim"]))
     q = call.rng.standard_normal((call.rows, width), np.float32) * np.float32(gain)
-    return (q, keys, values, positions, *_indices(tiles), table)
+    return (q, *pool, positions, *_indices(tiles), table)
 
 
 _Tile = tuple[int, int, int, int]  # first row, rows, sequence, last position
@@ -176,8 +177,8 @@ def _indices(tiles: list[_Tile]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows, np.int32), np.array(work, np.int32)
 
 
-def _pools(call: _Call, sequences: int, context: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The block table, keys and values of sequences in shuffled blocks.
+def _pool(call: _Call, sequences: int, context: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The block table and the pool of sequences in shuffled blocks.
 
     What lies behind a sequence's last token is NaN, as it may be: no kernel lets it count.
     """
@@ -185,16 +186,28 @@ def _pools(call: _Call, sequences: int, context: int) -> tuple[np.ndarray, np.nd
     per_sequence = -(-context // tokens)
     table = call.rng.permutation(sequences * per_sequence).astype(np.int32)
     table = table.reshape(sequences, per_sequence)
-    keys, values = (
-        call.rng.standard_normal((table.size, attrs["kv_heads"], *inner), np.float32).astype(
-            call.site.kv_dtype
-        )
-        for inner in ((attrs["head_dim"], tokens), (tokens, attrs["head_dim"]))
-    )
     used = context - (per_sequence - 1) * tokens
-    keys[table[:, -1], :, :, used:] = np.nan
-    values[table[:, -1], :, used:] = np.nan
-    return table, keys, values
+    arrays = []
+    for array in pool_arrays(call.site.kv_dtype, tokens, attrs["kv_heads"], attrs["head_dim"]):
+        drawn = _numbers(call.rng, array, table.size)
+        if array.dtype != "int8":
+            # Tokens come last, but in the values themselves.
+            unused = np.s_[:, :, used:] if array.name == "values" else np.s_[..., used:]
+            behind = drawn[table[:, -1]]
+            behind[unused] = np.nan
+            drawn[table[:, -1]] = behind
+        arrays.append(drawn)
+    return table, arrays
+
+
+def _numbers(rng: np.random.Generator, array: PoolArray, blocks: int) -> np.ndarray:
+    """Keys or values of a standard deviation of 1, or the codes and the scales of such."""
+    shape = (blocks, *array.shape)
+    if array.dtype == "int8":
+        return rng.integers(-127, 128, shape, dtype=np.int8)
+    if array.name in ("keys", "values"):
+        return rng.standard_normal(shape, np.float32).astype(array.dtype)
+    return (rng.uniform(0.5, 1.5, shape) * math.sqrt(3) / 127).astype(array.dtype)
 
 
 _OPERANDS: dict[str, Callable[[_Call], tuple[np.ndarray, ...]]] = {

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from xpuc.artifact import KV_GROUP, pool_arrays
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.ir.formats import dequantize, format_of
 from xpuc.schedules import Site, llvm
@@ -76,7 +77,8 @@ def _attention_cost(site: Site, rows: int, depth: int) -> Cost:
     seen = [min(p + 1, attrs["window"] or p + 1) for p in positions]
     # The rows of a prefill see one context: what the first sees, and one token more for each.
     read = sum(seen) if site.n else seen[0] + rows - 1
-    token_bytes = 2 * attrs["kv_heads"] * attrs["head_dim"] * np.dtype(site.kv_dtype).itemsize
+    arrays = pool_arrays(site.kv_dtype, site.block_tokens, attrs["kv_heads"], attrs["head_dim"])
+    token_bytes = sum(array.block_bytes for array in arrays) // site.block_tokens
     tensors = [facts["operands"][0], *_tensors(facts["result"])]
     return Cost(
         rows,
@@ -189,7 +191,8 @@ def _product(format: str, raw: np.ndarray, x: Doubles) -> Doubles:
 
 
 def _attention(site: Site, case: Case) -> Doubles:
-    q, keys, values, positions, tiles, work, table = case.operands
+    q, *pool, positions, tiles, work, table = case.operands
+    keys, values = _keys_and_values(pool)
     rows, attrs = min(case.rows, _ROWS), site.attrs
     sequences = np.empty(case.rows, np.int64)
     for first, count, first_work, _ in tiles:
@@ -201,11 +204,23 @@ def _attention(site: Site, case: Case) -> Doubles:
         blocks = table[sequence, : -(-context // site.block_tokens)]
         # (heads, tokens, head_dim); keys lie with their tokens last.
         k, v = (
-            pool[blocks].transpose(order).reshape(attrs["kv_heads"], -1, attrs["head_dim"])
-            for pool, order in ((keys, (1, 0, 3, 2)), (values, (1, 0, 2, 3)))
+            array[blocks].transpose(order).reshape(attrs["kv_heads"], -1, attrs["head_dim"])
+            for array, order in ((keys, (1, 0, 3, 2)), (values, (1, 0, 2, 3)))
         )
         out[own] = _attend(attrs, q[own], positions[own], (k[:, :context], v[:, :context]))
     return out
+
+
+def _keys_and_values(pool: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Keys (blocks, heads, head_dim, tokens) and values (blocks, heads, tokens, head_dim)."""
+    if len(pool) == 2:
+        keys, values = pool
+        return keys, values
+    keys, key_scales, values, value_scales = (array.astype(np.float64) for array in pool)
+    return (
+        keys * np.repeat(key_scales, KV_GROUP, axis=2),
+        values * np.repeat(value_scales, KV_GROUP, axis=2).swapaxes(2, 3),
+    )
 
 
 def _attend(
