@@ -8,7 +8,7 @@ import pytest
 from fake_engine import FakeEngine, kv_of
 
 from xpuc.errors import RequestError
-from xpuc.runtime.policies import LPM_PATIENCE
+from xpuc.runtime.policies import LPM_PATIENCE, LPM_WINDOW
 from xpuc.runtime.scheduler import Plan, Scheduler
 from xpuc.runtime.sequence import Request, Sequence, State
 
@@ -159,6 +159,21 @@ def test_a_cached_prefix_passes_only_so_often() -> None:
         order.append(span.sequence.request.id)
         scheduler.finish(span.sequence, "stop")
     assert len(order) == LPM_PATIENCE + 2
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_a_prefix_is_looked_for_in_a_part_of_the_queue(is_looked_at: bool) -> None:
+    scheduler = scheduler_of(12, "lpm", max_batch=1)
+    text = tuple(range(9))
+    scheduler.add(Sequence(Request(0, text)))
+    (first,) = run(scheduler).spans
+    scheduler.finish(first.sequence, "stop")
+    n_before = LPM_WINDOW - is_looked_at
+    for id_ in range(1, n_before + 1):
+        scheduler.add(Sequence(Request(id_, (99, id_))))
+    scheduler.add(Sequence(Request(n_before + 1, (*text, 5))))
+    (span,) = run(scheduler).spans
+    assert span.sequence.request.id == (n_before + 1 if is_looked_at else 1)
 
 
 def test_an_unknown_policy_is_refused() -> None:

@@ -23,6 +23,17 @@ def test_decoding_rows_come_first_and_chunks_fill_the_rest() -> None:
     assert scheduler.plan().spans == [Span(decoding, 0, 1), Span(long, 0, 7)]
 
 
+def test_no_more_run_than_a_step_has_rows() -> None:
+    scheduler = scheduler_of(max_batch=4, max_chunk=2)
+    for id_ in range(3):
+        scheduler.add(sequence_of(id_, 1))
+    for _ in range(3):
+        plan = scheduler.plan()
+        assert [span.sequence.request.id for span in plan.spans] == [0, 1]
+        carry_out(scheduler, plan)
+    assert len(scheduler.waiting) == 1
+
+
 def test_admission_wants_a_block_of_headroom() -> None:
     scheduler = scheduler_of(n_blocks=4)
     scheduler.add(sequence_of(0, 4))  # 1 block and 1 to spare of 4
