@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step did for a request's `index`-th completion; `result` comes with its last chunk."""
+    """What a step did for a request's `index`-th completion, one for each token of the step;
+    `result` comes with the last chunk."""
 
     request: Request
     chunk: Chunk

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from async_runs import ids_of_stream, run
 from fake_model import FakeCodec, FakeModel
 
+from xpuc.runtime.async_engine import AsyncEngine
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.generation import Timings
 from xpuc.runtime.speculation import Speculation
@@ -168,6 +170,12 @@ def test_a_step_with_drafts_that_fails_ends_its_requests() -> None:
 def test_a_stream_has_a_chunk_a_token() -> None:
     engine = engine_of(7)
     options: dict[str, Any] = CALM | {"seed": 5}
-    chunks = list(engine.stream([7, 3, 8, 3], **options))
-    assert [each.id for each in chunks] == engine_of(0).generate([7, 3, 8, 3], **options).ids
+    wanted = engine_of(0).generate([7, 3, 8, 3], **options).ids
+    assert [each.id for each in engine.stream([7, 3, 8, 3], **options)] == wanted
     assert engine.scheduler.counters.sums["n_accepted"] > 0
+
+    async def of_another_thread() -> None:
+        async with AsyncEngine(lambda: engine_of(7)) as engine:
+            assert await ids_of_stream(engine, [7, 3, 8, 3], **options) == wanted
+
+    run(of_another_thread)
