@@ -80,16 +80,17 @@ def _quantize(
     Codes are zero where the scale is zero, below normal range or not finite; a NaN makes it NaN.
     """
     codes, scales = arrays
-    columns = [where[2] * KV_GROUP + i for i in range(KV_GROUP)]
+    first = where[2] * KV_GROUP
     # Compared as integers, the magnitude bits of a NaN are the largest of all.
     largest = tirx.const(0, "int32")
-    for c in columns:
-        bits = tirx.reinterpret("int32", row(c)) & tirx.const(0x7FFFFFFF, "int32")
+    for i in range(KV_GROUP):
+        bits = tirx.reinterpret("int32", row(first + i)) & tirx.const(0x7FFFFFFF, "int32")
         largest = T.bind(tirx.Max(largest, bits))
     scale = T.bind(tirx.reinterpret("float32", largest) / f32(127))
     inverse = T.bind(tirx.Select(scale >= f32(_SMALLEST_NORMAL), f32(1) / scale, f32(0)))
     T.buffer_store(scales, tirx.Cast("float16", scale), where)
-    for c in columns:
+    with T.serial(0, KV_GROUP) as i:
+        c = first + i
         x = T.bind(row(c) * inverse)
         whole = T.bind(tirx.Cast("int32", x))
         half = tirx.Cast("int32", f32(2) * (x - tirx.Cast("float32", whole)))
