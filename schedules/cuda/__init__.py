@@ -1,1 +1,278 @@
-"""How operations run on NVIDIA GPUs."""
+"""The GPU target: its schedules in order. The first that accepts an operation's place runs it.
+
+A step of few rows runs products of whole rows by warps (`linear`, `gate_up`, `argmax`), one of many
+rows on tensor cores (`matmul`, `attention_prefill`), whose sums run in another order: their rows'
+bits are not those of a decode step, and `--deterministic` does without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from xpuc.schedules import Emitter, Schedule, Site, Var
+from xpuc.schedules.cuda import argmax, attention, attention_prefill, elementwise, layouts, matmul
+from xpuc.schedules.cuda.attention import Attention
+from xpuc.schedules.cuda.embed import embed
+from xpuc.schedules.cuda.gate_up import gate_up
+from xpuc.schedules.cuda.layouts import planes
+from xpuc.schedules.cuda.linear import LinearKnobs, linear
+from xpuc.schedules.cuda.matmul import MatmulKnobs
+from xpuc.schedules.cuda.norm import rms_norm
+from xpuc.schedules.cuda.products import MOST_ROWS, Weight
+from xpuc.schedules.cuda.quantize import quantize
+from xpuc.schedules.cuda.rope import QkPrep, qk_prep
+from xpuc.schedules.operands import activation_of, nested, outputs_of, planes_of, result_rows
+
+__all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
+
+# A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
+# from, is built once.
+_once: Callable[..., Any] = cache(lambda build, *args, **options: build(*args, **options))
+
+
+def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
+    """A matrix's bytes (rows, row bytes) as the arrays of its planes, in order."""
+    return list(layouts.pack(format, raw).values())
+
+
+def tile_rows(heads: int, kv_heads: int, head_dim: int) -> int:
+    """Rows a prefill tile of attention may have."""
+    return attention_prefill.tile_rows_for(heads, kv_heads)
+
+
+def _weights(site: Site) -> tuple[Weight, ...]:
+    return tuple(Weight(w.format, w.rows) for w in site.weights)
+
+
+def _fixed(n: int | None) -> int | None:
+    """A number of rows that kernels are made for."""
+    return n if n is not None and n <= MOST_ROWS else None
+
+
+def _biases(site: Site) -> tuple[bool, ...]:
+    return tuple(bool(b) for b in site.attrs.get("bias", (False,) * len(site.weights)))
+
+
+def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kind, x, biases = activation_of(site)
+    kernel = _once(
+        linear, _weights(site), site.weights[0].columns, _fixed(result_rows(site)),
+        activation=kind, bias=_biases(site), knobs=knobs,
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *planes_of(site), *biases], [site.result])
+
+
+def _matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kind, x, biases = activation_of(site)
+    kernel = _once(
+        matmul.matmul, _weights(site), site.weights[0].columns,
+        activation=kind, bias=_biases(site), knobs=knobs,
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *planes_of(site), *biases], [site.result])
+
+
+def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kind, x, _ = activation_of(site)
+    kernel = _once(
+        gate_up, *_weights(site), site.weights[0].columns, _fixed(site.n),
+        activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
+        knobs=knobs,
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *planes_of(site)], outputs_of(site.result))
+
+
+def _gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kind, x, _ = activation_of(site)
+    gate, up = _weights(site)
+    kernel = _once(
+        matmul.gated_matmul, gate, up, site.weights[0].columns,
+        activation=kind, act=site.attrs["activation"], knobs=knobs,
+    )  # fmt: skip
+    rows = x[0].ty.shape[1] if kind == "q8" else x[0].ty.shape[0]
+    h = emit.launch(
+        kernel, [*x, *planes_of(site)], [relax.TensorType([rows, gate.rows], "float32")]
+    )
+    return _quantised(emit, site, h, gate.rows)
+
+
+def _quantised(emit: Emitter, site: Site, value: Var, columns: int) -> Var:
+    """The value, quantised if the site asks for it."""
+    if not site.attrs["quantize"]:
+        return value
+    return emit.launch(_once(quantize, columns, _fixed(site.n)), [value], outputs_of(site.result))
+
+
+def _embed(emit: Emitter, site: Site, knobs: Any) -> Var:
+    (weight,) = _weights(site)
+    kernel = _once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
+    return emit.launch(kernel, [site.operands[0], *planes_of(site)], [site.result])
+
+
+def _head_argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kind, x, _ = activation_of(site)
+    (weight,) = _weights(site)
+    n, rows = _fixed(result_rows(site)), site.result.shape[0]
+    blocks = argmax.head_blocks(weight.rows, knobs)
+    kernel = _once(
+        argmax.head_best, weight, site.weights[0].columns, n, activation=kind, knobs=knobs
+    )
+    found = [relax.TensorType([rows, blocks], dtype) for dtype in ("float32", "int32")]
+    best = emit.launch(kernel, [*x, *planes_of(site)], found)
+    search = _once(argmax.best_of_blocks, blocks, n)
+    return emit.launch(search, [emit.item(best, 0), emit.item(best, 1)], [site.result])
+
+
+def _block_norm(emit: Emitter, site: Site, knobs: Any) -> Var:
+    a = site.attrs
+    d = int(site.operands[0].ty.shape[1])
+    kernel = _once(
+        rms_norm, d, site.n, a["eps"],
+        residual=bool(a["residual"]), post_norm=bool(a["post_norm"]), quantize=bool(a["quantize"]),
+    )  # fmt: skip
+    return nested(emit, emit.launch(kernel, site.operands, outputs_of(site.result)), site.result)
+
+
+def _quantize(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), site.n)
+    return emit.launch(kernel, site.operands, outputs_of(site.result))
+
+
+def _rope_table(emit: Emitter, site: Site, knobs: Any) -> Var:
+    n_rot = 2 * int(site.operands[1].ty.shape[0])
+    kernel = _once(elementwise.rope_table, n_rot, site.n, site.attrs["mscale"])
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
+    a, joined = site.attrs, bool(site.attrs["joined"])
+    table = site.operands[1 if joined else 3]
+    job = QkPrep(
+        a["heads"], a["kv_heads"], a["head_dim"], int(table.ty.shape[1]), a["pairing"],
+        eps=a["eps"] if a["norm"] else None, kv_dtype=site.kv_dtype,
+        block_tokens=site.block_tokens, joined=joined,
+    )  # fmt: skip
+    q, *pools = site.result.fields
+    first = len(site.operands) - len(pools)
+    done = emit.launch_in_place(
+        _once(qk_prep, job, site.n), site.operands, [*pools, q],
+        [*range(first, len(site.operands)), -1],
+    )  # fmt: skip
+    return emit.emit(relax.Tuple([emit.item(done, i) for i in (len(pools), *range(len(pools)))]))
+
+
+def _attention_job(site: Site) -> Attention:
+    a = site.attrs
+    return Attention(
+        a["heads"], a["kv_heads"], a["head_dim"],
+        scale=a["scale"], window=a["window"] or None, softcap=a["softcap"] or None,
+        kv_dtype=site.kv_dtype, block_tokens=site.block_tokens,
+    )  # fmt: skip
+
+
+def _attention_split(emit: Emitter, site: Site, knobs: Any) -> Var:
+    q, *pools, positions, tiles, work, block_table = site.operands
+    job = _attention_job(site)
+    items = work.ty.shape[0]
+    acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
+    ml = relax.TensorType([items, job.heads, 2], "float32")
+    parts = emit.launch(
+        _once(attention.attention_split, job, site.n),
+        [q, positions, work, block_table, *pools], [acc, ml],
+    )  # fmt: skip
+    kernel = _once(attention.attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
+    return emit.launch(
+        kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], outputs_of(site.result)
+    )
+
+
+def _attention_flash(emit: Emitter, site: Site, knobs: Any) -> Var:
+    q, *pools, positions, tiles, work, block_table = site.operands
+    kernel = _once(attention_prefill.attention_prefill, _attention_job(site), site.n)
+    rows = relax.TensorType(list(q.ty.shape), "float32")
+    out = emit.launch(kernel, [q, positions, tiles, work, block_table, *pools], [rows])
+    return _quantised(emit, site, out, int(q.ty.shape[1]))
+
+
+def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kernel = _once(argmax.argmax, int(site.operands[0].ty.shape[1]), result_rows(site))
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _take_rows(emit: Emitter, site: Site, knobs: Any) -> Var:
+    columns = int(site.operands[0].ty.shape[1])
+    kernel = _once(elementwise.take_rows, columns, site.n, result_rows(site))
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _softcap(emit: Emitter, site: Site, knobs: Any) -> Var:
+    columns = int(site.operands[0].ty.shape[1])
+    kernel = _once(elementwise.softcap, columns, result_rows(site), site.attrs["cap"])
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _add(emit: Emitter, site: Site, knobs: Any) -> Var:
+    kernel = _once(elementwise.residual_add, int(site.operands[0].ty.shape[1]), site.n)
+    return emit.launch(kernel, site.operands, [site.result])
+
+
+def _always(site: Site) -> bool:
+    return True
+
+
+def _many_rows(site: Site) -> bool:
+    """Whether it is of many rows, and neither factor is more exact than f16 can tell."""
+    is_exact = activation_of(site)[0] == "f32" and any(
+        w.format not in ("F16", "BF16") for w in site.weights
+    )
+    return site.n is None and not is_exact and matmul.accepts(site.weights[0].columns)
+
+
+def _decodes(site: Site) -> bool:
+    return site.n is not None and site.kv_dtype != "q8_0"
+
+
+def _flash(site: Site) -> bool:
+    return attention_prefill.accepts(_attention_job(site)) and site.kv_dtype != "q8_0"
+
+
+def _quantised_rows_are_whole(site: Site) -> bool:
+    return not site.attrs["quantize"] or site.attrs["rows"] % 32 == 0
+
+
+def _two_rows_alike(site: Site) -> bool:
+    return len(site.operands[1].ty.shape) == 2
+
+
+def _plain_pools(site: Site) -> bool:
+    return site.kv_dtype != "q8_0"
+
+
+# fmt: off
+SCHEDULES: tuple[Schedule, ...] = (
+    Schedule("matmul", "linear", _many_rows, _matmul, MatmulKnobs, batch_invariant=False),
+    Schedule("matmul", "linear_group", _many_rows, _matmul, MatmulKnobs, batch_invariant=False),
+    Schedule(
+        "gated_matmul", "gate_up", _many_rows, _gated_matmul, MatmulKnobs, batch_invariant=False
+    ),
+    Schedule("linear_warps", "linear", _always, _linear, LinearKnobs),
+    Schedule("linear_warps", "linear_group", _always, _linear, LinearKnobs),
+    Schedule("gate_up_warps", "gate_up", _quantised_rows_are_whole, _gate_up, LinearKnobs),
+    Schedule("embed", "embed", _always, _embed),
+    Schedule("head_best", "head_argmax", _always, _head_argmax, LinearKnobs),
+    Schedule("block_norm", "block_norm", _always, _block_norm),
+    Schedule("quantize", "quantize", _always, _quantize),
+    Schedule("rope_table", "rope_table", _always, _rope_table),
+    Schedule("qk_prep", "qk_prep", _plain_pools, _qk_prep),
+    Schedule("attention_split", "attention", _decodes, _attention_split),
+    Schedule("attention_flash", "attention", _flash, _attention_flash, batch_invariant=False),
+    Schedule("argmax", "argmax", _always, _argmax),
+    Schedule("take_rows", "take_rows", _always, _take_rows),
+    Schedule("softcap", "softcap", _always, _softcap),
+    Schedule("add", "add", _two_rows_alike, _add),
+)
+# fmt: on

@@ -19,6 +19,7 @@ from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T
 from xpuc.schedules.packed import COLUMNS, Packed, packed
 
 TILE = 8  # activations that a kernel for any number of them takes at a time
+MOST_ROWS = 16  # activations that a kernel keeps sums of in registers
 
 
 @dataclass(frozen=True)

@@ -277,6 +277,8 @@ INSTRUCTIONS: list[tuple[str, Translate]] = [
     (r"cvt\.u32\.u64", _assign("uint32_t({1})")),
     (r"dp4a\.s32\.s32", _assign("__dp4a(int({1}), int({2}), int({3}))")),
     (r"dp4a\.u32\.u32", _assign("__dp4a(unsigned({1}), unsigned({2}), unsigned({3}))")),
+    (r"dp4a\.u32\.s32", _assign("emu_dot4<uint8_t, int8_t>({1}, {2}, {3})")),
+    (r"dp4a\.s32\.u32", _assign("emu_dot4<int8_t, uint8_t>({1}, {2}, {3})")),
     (r"prmt\.b32", _assign("__byte_perm({1}, {2}, {3})")),
     (r"lop3\.b32", _assign("emu_lop3({1}, {2}, {3}, {4})")),
     (r"ex2\.approx\.f32", _assign("exp2f({1})")),

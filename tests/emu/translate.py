@@ -6,7 +6,9 @@ import re
 
 import emu.ptx as ptx
 
-_INCLUDE = re.compile(r"^[ \t]*#include[ \t]*<(?:cuda[\w/.]*|mma\.h|math_constants\.h)>", re.M)
+_INCLUDE = re.compile(
+    r"^[ \t]*#include[ \t]*<(?:cuda[\w/.]*|mma\.h|math_constants\.h|sm_61_intrinsics\.h)>", re.M
+)
 _QUALIFIER = r"(?:(?:alignas|__align__)\s*\(\s*\d+\s*\)\s*)?"
 _DYNAMIC = re.compile(
     rf"extern\s+__shared__\s+{_QUALIFIER}(?P<type>[\w:\s]+?)\s+(?P<name>\w+)\s*\[\s*\]\s*;"
