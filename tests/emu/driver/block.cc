@@ -25,23 +25,23 @@ std::string format(const char* text, ...) {
   va_end(arguments);
   return buffer;
 }
-}  // namespace
-
-Block& running_block() { return the_block; }
-Fiber* running_fiber() { return static_cast<Fiber*>(emu_thread); }
-
-Order thread_order() {
+Order order_asked_for() {
   const char* name = getenv("XPUC_EMU_ORDER");
   if (name && !strcmp(name, "reverse")) return Order::kReverse;
   if (name && !strcmp(name, "shuffle")) return Order::kShuffle;
   return Order::kForward;
 }
+}  // namespace
+
+Block& running_block() { return the_block; }
+Fiber* running_fiber() { return static_cast<Fiber*>(emu_thread); }
 
 std::string Block::run_grid(const EmuKernel& kernel, void** arguments, EmuDim grid, EmuDim block,
                             unsigned dynamic_bytes) {
   this->kernel = &kernel;
   this->arguments = arguments;
   error_.clear();
+  order_ = order_asked_for();
   random_ = 12345;
   FaultHandlers handlers;
   for (unsigned i : ordered(grid.x * grid.y * grid.z)) {
@@ -81,7 +81,7 @@ void Block::start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_byte
   }
   for (unsigned w = 0; w < warps_.size(); ++w) {
     unsigned lanes = std::min(32u, n - 32 * w);
-    warps_[w] = {32 * w, lanes, lanes == 32 ? ~0u : (1u << lanes) - 1};
+    warps_[w] = {32 * w, lanes, lanes == 32 ? ~0u : (1u << lanes) - 1, 0};
   }
 }
 
@@ -89,8 +89,8 @@ void Block::start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_byte
 std::vector<unsigned> Block::ordered(unsigned n) {
   std::vector<unsigned> order(n);
   std::iota(order.begin(), order.end(), 0u);
-  if (thread_order() == Order::kReverse) std::reverse(order.begin(), order.end());
-  if (thread_order() == Order::kShuffle) {
+  if (order_ == Order::kReverse) std::reverse(order.begin(), order.end());
+  if (order_ == Order::kShuffle) {
     for (unsigned i = n; i > 1; --i) {
       random_ = random_ * 1664525u + 1013904223u;
       std::swap(order[i - 1], order[(random_ >> 8) % i]);
@@ -228,37 +228,41 @@ void Block::collective(unsigned mask, const char* name, EmuCollective run, void*
   fiber->run = run;
   fiber->operand = operand;
   fiber->state = State::kAtCollective;
+  warps_[fiber->warp].at_collective |= 1u << fiber->lane;
   if (!release_collective(warps_[fiber->warp], mask)) suspend(State::kAtCollective);
 }
 
 // Runs the operation of `mask` if all its live lanes have come, and lets them go on.
 bool Block::release_collective(Warp& warp, unsigned mask) {
-  Fiber* first = nullptr;
-  void* operands[32] = {};
   unsigned members = mask & warp.live;
-  for (unsigned lane = 0; lane < warp.n_lanes; ++lane) {
-    if (!(members >> lane & 1)) continue;
-    Fiber& fiber = fibers_[warp.first + lane];
-    if (fiber.state != State::kAtCollective || fiber.mask != mask) return false;
+  if ((warp.at_collective & members) != members) return false;
+  void* operands[32] = {};
+  const Fiber* first = nullptr;
+  for (unsigned lanes = members; lanes; lanes &= lanes - 1) {
+    unsigned lane = __builtin_ctz(lanes);
+    const Fiber& fiber = fibers_[warp.first + lane];
+    if (fiber.mask != mask) return false;
     if (!first) first = &fiber;
-    if (strcmp(fiber.collective, first->collective)) {
+    if (fiber.collective != first->collective && strcmp(fiber.collective, first->collective)) {
       fail(format("divergent warp: lanes of one mask are at %s and at %s", first->collective,
                   fiber.collective));
     }
     operands[lane] = fiber.operand;
   }
   if (first->run) first->run(operands, members);
-  for (unsigned lane = 0; lane < warp.n_lanes; ++lane) {
-    if (members >> lane & 1) fibers_[warp.first + lane].state = State::kReady;
+  warp.at_collective &= ~members;
+  for (unsigned lanes = members; lanes; lanes &= lanes - 1) {
+    fibers_[warp.first + __builtin_ctz(lanes)].state = State::kReady;
   }
   return true;
 }
 
 // A lane has ended: what waited for it alone goes on.
 void Block::release_warp(Warp& warp) {
-  for (unsigned lane = 0; lane < warp.n_lanes; ++lane) {
-    Fiber& fiber = fibers_[warp.first + lane];
-    if (fiber.state == State::kAtCollective) release_collective(warp, fiber.mask);
+  for (unsigned lanes = warp.at_collective; lanes; lanes &= lanes - 1) {
+    unsigned lane = __builtin_ctz(lanes);
+    if (!(warp.at_collective >> lane & 1)) continue;  // an earlier one took it along
+    release_collective(warp, fibers_[warp.first + lane].mask);
   }
 }
 

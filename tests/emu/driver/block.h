@@ -53,8 +53,7 @@ struct Mbarrier {
   std::vector<TileCopy> loads;  // issued against it; complete when it is waited for
 };
 
-enum class Order { kForward, kReverse, kShuffle };
-Order thread_order();  // of XPUC_EMU_ORDER: forward, reverse, shuffle
+enum class Order { kForward, kReverse, kShuffle };  // of threads and of blocks
 
 class Block {
  public:
@@ -79,7 +78,8 @@ class Block {
 
  private:
   struct Warp {
-    unsigned first, n_lanes, live;
+    unsigned first, n_lanes;
+    unsigned live, at_collective;  // masks of lanes
   };
   struct NamedBarrier {
     unsigned arrived = 0, n_threads = 0;
@@ -102,7 +102,8 @@ class Block {
   std::vector<Warp> warps_;
   NamedBarrier named_[16];
   unsigned live_, at_barrier_;
-  uint32_t random_;
+  Order order_;
+  uint32_t random_;  // the state of a shuffle's generator
   void* scheduler_;  // its stack pointer while a fiber runs
   std::string error_;
 };
