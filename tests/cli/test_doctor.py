@@ -97,7 +97,9 @@ def test_without_a_c_compiler_it_names_one(monkeypatch):
 
 
 def test_the_pins_are_those_of_the_project():
-    pins = {each.name: each for each in requirements.declared()}
+    found = list(requirements.declared())
+    pins = {each.name: each for each in found}
+    assert len(pins) == len(found)
     assert pins["apache-tvm-ffi"].is_met
     assert "<0.1.15" in pins["apache-tvm-ffi"].pins
     assert pins["apache-tvm"].extra == "compile"

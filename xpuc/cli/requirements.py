@@ -28,11 +28,13 @@ class Requirement:
 
 
 def declared() -> Iterator[Requirement]:
-    """Every package of xpuc's own metadata."""
+    """Every package of xpuc's own metadata, once: one of several extras under the first."""
+    seen: set[str] = set()
     for line in requires("xpuc") or ():
         match = _LINE.match(line)
-        if match is not None:
+        if match is not None and match["name"] not in seen:
             name = match["name"]
+            seen.add(name)
             yield Requirement(
                 name, match["pins"].strip("() "), match["extra"] or "", installed(name)
             )
