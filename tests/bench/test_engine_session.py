@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def test_prefixes_are_found_in_memory_and_after_a_restart(has_store: bool, tmp_p
 def test_a_session_measures_everything_in_each_round() -> None:
     told: list[str] = []
     session = EngineSession(
-        fake_subject(), Sizes(**{**SMALL.__dict__, "with_store": True}),
+        fake_subject(), dataclasses.replace(SMALL, with_store=True),
         lambda what, done, total: told.append(what),
     )  # fmt: skip
     report = session.run(2)
@@ -187,11 +188,18 @@ def test_what_does_not_fit_is_smaller_or_left_out_and_named(
         "load: requests of up to 96 tokens, not 512: the context has no more",
         "stall: not measured: the artifact runs one sequence at a time; "
         "compile it with --max-batch 2 or more",
-        "prefix reuse: the prefix has 48 tokens, not 1024: the context holds 96",
-        "prefix reuse: nothing from a store: the block store needs the package lmdb",
+        "reuse: the prefix has 48 tokens, not 1024: the context holds 96",
+        "reuse: nothing from a store: the block store needs the package lmdb",
     ]
     with pytest.raises(RequestError, match="needs the package lmdb"):
         EngineSession(fake_subject(), Sizes(with_store=True), quiet)
+
+
+def test_only_the_wanted_parts_are_measured() -> None:
+    sizes = dataclasses.replace(SMALL, parts=("reuse", "overhead"))
+    report = EngineSession(fake_subject(), sizes, quiet).run(1)
+    assert len(report.overheads) == len(report.reuses) == 1
+    assert not report.loads + report.stalls + report.free_stalls
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:

@@ -35,7 +35,7 @@ def test_json_has_every_number_of_every_round(artifact: Path) -> None:
     assert (done.code, done.err) == (0, "")
     facts = done.json
     assert facts.keys() == Report.__dataclass_fields__.keys() | {"threads", "sizes"}
-    assert facts["sizes"].keys() == Sizes.__dataclass_fields__.keys()
+    assert facts["sizes"].keys() == Sizes.__dataclass_fields__.keys() - {"parts"}
     assert facts["sizes"]["rate"] is None
     load = facts["loads"][1]["load"]
     assert load["generated_tok_s"] == load["generated_tokens"] / load["seconds"]
@@ -62,6 +62,14 @@ def test_for_people_a_table_of_each(artifact: Path) -> None:
     assert done.out.count("ended: ") == 2
     assert done.out.count("no block leaked") == 2
     assert done.out.splitlines()[-1] == "medians of 2 rounds, 1 thread"
+
+
+def test_the_parts_of_the_command_are_those_of_the_session(artifact: Path) -> None:
+    assert bench_engine._PARTS == engine_session.PARTS
+    done = run(artifact, "--only", "reuse", "--json")
+    assert len(done.json["reuses"]) == 1
+    assert done.json["overheads"] == done.json["loads"] == done.json["stalls"] == []
+    assert run(artifact, "--only", "stall").out.splitlines()[-1] == "medians of 1 round, 1 thread"
 
 
 def test_a_cell_is_the_median_of_the_rounds_with_the_spread_of_their_p99() -> None:

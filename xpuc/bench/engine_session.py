@@ -22,15 +22,18 @@ from xpuc.errors import RequestError, XpucError
 from xpuc.runtime.chunks import BUDGET_MS
 
 _NO_STORE = "the block store needs the package lmdb"
+PARTS = ("overhead", "load", "stall", "reuse")
 _SCHEDULER_STEPS, _ENGINE_STEPS = 1000, 64
 Watch = Callable[[str, int, int], None]  # what is measured, done, total
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Requests of the load, how many come a second, and whether it also runs with a block store;
-    tokens of the prompt that comes into a stream, and of the prefix that prompts share."""
+    """Which parts are measured; requests of the load, how many come a second, and whether it also
+    runs with a block store; tokens of the prompt that comes into a stream, and of the prefix that
+    prompts share."""
 
+    parts: tuple[str, ...] = PARTS
     n_requests: int = 100
     rate: float = 4.0
     seed: int = 1
@@ -77,11 +80,12 @@ class EngineSession:
             "overhead": self._overhead,
             "load": self._load,
             "stall": self._stall,
-            "prefix reuse": self._reuse,
+            "reuse": self._reuse,
         }
+        wanted = {name: parts[name] for name in PARTS if name in self._sizes.parts}
         try:
             for number in range(rounds):
-                for name, measure in parts.items():
+                for name, measure in wanted.items():
                     try:
                         measure(number)
                     except XpucError as error:
@@ -148,10 +152,10 @@ class EngineSession:
         _in_turns([with_budget, without], number)
 
     def _reuse(self, number: int) -> None:
-        n_prefix = self._scaled("prefix reuse", "the prefix", self._sizes.prefix)
+        n_prefix = self._scaled("reuse", "the prefix", self._sizes.prefix)
         progress = self._progress("prefix reuse", number)
         if not self._has_store:
-            self._note(f"prefix reuse: nothing from a store: {_NO_STORE}")
+            self._note(f"reuse: nothing from a store: {_NO_STORE}")
         with _folder() as store:
             found = reuse(
                 self._subject, n_prefix, store if self._has_store else None, number, progress

@@ -189,7 +189,7 @@ def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
     from xpuc.runtime.model import default_threads
 
     threads, rounds = rest["threads"] or default_threads(), rest["rounds"] or bench_engine.ROUNDS
-    sizes = {name: rest[name] for name in bench_engine.NAMES}
+    sizes = {name: rest[name] for name in bench_engine.NAMES if rest[name] != ()}
     bench_engine.run(sources.artifact(model), threads, rounds, sizes, as_json)
 
 

@@ -48,7 +48,8 @@ _OPTIONS = (
     ("--chunk-budget-ms", "budget_ms", _Positive(1e6), 150.0, "MS",
      "How long a prompt may keep a stream waiting."),
 )  # fmt: skip
-NAMES = (*(name for _, name, *_ in _OPTIONS), "with_store")  # of the parameters
+_PARTS = ("overhead", "load", "stall", "reuse")
+NAMES = ("parts", *(name for _, name, *_ in _OPTIONS), "with_store")  # of the parameters
 _Head = list[str]
 
 
@@ -67,7 +68,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=f"With --engine: {text[0].lower()}{text[1:]}",
         )  # fmt: skip
         command = add(command)
-    return command
+    only = click.option(
+        "--only", "parts", multiple=True, type=click.Choice(_PARTS),
+        help="With --engine: measure this part; may be repeated. Default: all.",
+    )  # fmt: skip
+    return only(command)
 
 
 def run(artifact: Path, threads: int, rounds: int, sizes: dict[str, Any], as_json: bool) -> None:
@@ -122,7 +127,7 @@ def _lines(report: Report, sizes: dict[str, Any], threads: int) -> Iterator[str]
     if report.reuses:
         yield from _reuses(report)
     yield from report.notes
-    n = max(len(report.overheads), len(report.reuses))
+    n = max(len(report.overheads), len(report.loads), len(report.stalls), len(report.reuses))
     yield f"medians of {quantities.count(n, 'round')}, {quantities.count(threads, 'thread')}" + (
         "; stopped before all were done" if report.stopped else ""
     )
