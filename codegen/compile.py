@@ -39,7 +39,7 @@ from xpuc.ir.builder import PoolLayout
 from xpuc.ir.formats import dequantize, format_of
 from xpuc.ir.text import to_text
 from xpuc.passes import FUSIONS, Pass, run, without
-from xpuc.schedules import TargetFacts, llvm
+from xpuc.schedules import TargetFacts, target_of
 from xpuc.tune_db import TuneDb
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
@@ -206,7 +206,7 @@ class _Work:
         built = self.phase(
             "build", lambda: build.build(lowered.finish(), made.machine, staging / LIBRARY)
         )
-        tensors = self.tensors(model, made.module, made.weight_names)
+        tensors = self.tensors(model, made)
         self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))
         self.phase("runtime", lambda: tvm_runtime.bundle(staging / RUNTIME))
         manifest = dataclasses.replace(
@@ -264,9 +264,9 @@ class _Work:
         self, model: Model, module: IRModule, machine: target.CompileTarget, pool: PoolLayout
     ) -> tuple[lower.Lowered, tuple[EntryPoint, ...]]:
         """Every entry point: decode for each bucket of rows, prefill for any chunk."""
-        options = self.options
+        options, kernels = self.options, target_of(machine.facts.kind)
         plan = lower.Plan(
-            target=machine.facts, schedules=llvm.SCHEDULES, planes=llvm.planes,
+            target=machine.facts, schedules=kernels.SCHEDULES, planes=kernels.planes,
             db=self.records(machine.facts), block_tokens=pool.block_tokens,
             kv_dtype=pool.dtype, deterministic=options.deterministic,
         )  # fmt: skip
@@ -297,23 +297,22 @@ class _Work:
         wanted = self.options.ctx or min(model.config.context, 8192)
         return -(-wanted // self.options.block_tokens) * self.options.block_tokens
 
-    def tensors(self, model: Model, module: IRModule, names: Sequence[str]) -> Sequence[Tensor]:
+    def tensors(self, model: Model, made: _Made) -> Sequence[Tensor]:
         """What the weight file holds, in operand order."""
+        decode, names = made.module["decode"], made.weight_names
+        kernels = target_of(made.machine.facts.kind)
         matrices = {
-            name: (fmt, rows, columns)
-            for name, fmt, rows, columns in lower.weight_formats(module["decode"])
+            name: (fmt, rows, columns) for name, fmt, rows, columns in lower.weight_formats(decode)
         }
         found = []
-        parameters = [p.name for p in module["decode"].params][
-            -len(names) :
-        ]  # the weights are last
-        for parameter, name in zip(parameters, names, strict=True):
+        weights = decode.params[-len(names) :]  # they are last
+        for parameter, name in zip((p.name for p in weights), names, strict=True):
             packed = model.tensors[name]
             if parameter in matrices:
                 fmt, rows, columns = matrices[parameter]
-                layout = llvm.planes(fmt, rows, columns)
+                layout = kernels.planes(fmt, rows, columns)
                 planes = tuple(Plane(f"{name}.{p.name}", p.dtype, p.size) for p in layout)
-                make = partial(llvm.pack, fmt, packed.data.reshape(rows, -1))
+                make = partial(kernels.pack, fmt, packed.data.reshape(rows, -1))
             else:
                 planes = (Plane(name, "float32", int(np.prod(packed.shape))),)
                 make = partial(_vector, packed)
@@ -333,8 +332,9 @@ class _Work:
 
     def manifest(self, model: Model, machine: target.CompileTarget, pool: PoolLayout) -> Manifest:
         cfg, options = model.config, self.options
+        kernels = target_of(machine.facts.kind)
         layers = tuple((a.kv_heads, a.head_dim, a.window) for a in cfg.layers)
-        tile_rows = min(llvm.tile_rows(a.heads, a.kv_heads, a.head_dim) for a in cfg.layers)
+        tile_rows = min(kernels.tile_rows(a.heads, a.kv_heads, a.head_dim) for a in cfg.layers)
         versions = tvm_runtime.versions()
         return Manifest(
             xpuc_version=xpuc.__version__,

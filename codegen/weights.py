@@ -15,7 +15,7 @@ from xpuc.artifact import Plane
 
 ALIGNMENT = 64  # bytes; kernels load whole vectors without checking
 _SAFETENSORS = {
-    "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16",
+    "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "uint32": "U32",
     "float16": "F16", "float32": "F32", "int32": "I32",
 }  # fmt: skip
 

@@ -14,15 +14,19 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+import numpy as np
 
 from xpuc.schedules.launches import Launch, kernel_digest, launches
 from xpuc.schedules.site import Site, TargetFacts, Type, Var, Weight, site_of
 from xpuc.tune_db import Record, TuneDb
 
 __all__ = [
-    "Choice", "Emitter", "Launch", "NoKnobs", "Schedule", "Site", "Space", "TargetFacts", "Type",
-    "Var", "Weight", "kernel_digest", "launches", "pick", "site_of",
+    "Choice", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space", "Target",
+    "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick", "site_of",
+    "target_of",
 ]  # fmt: skip
 
 
@@ -76,6 +80,43 @@ class Schedule:
         """The knobs of these values, the rest at their defaults; None if there is no such knob."""
         known = {f.name for f in dataclasses.fields(self.knobs)}
         return self.knobs(**values) if set(values) <= known else None
+
+
+@dataclass(frozen=True)
+class RoofLoop:
+    """A kernel that measures a limit of the machine: int32 (elements,) -> int32 of shape `result`.
+
+    `facts` says what a call of it is: bytes or operations.
+    """
+
+    name: str
+    kernel: Any
+    elements: int
+    result: tuple[int, ...]
+    facts: Mapping[str, int]
+
+
+class Target(Protocol):
+    """What the package of a target has: its schedules, and its weights in memory."""
+
+    SCHEDULES: tuple[Schedule, ...]
+
+    def planes(self, format: str, rows: int, k: int) -> Sequence[Any]:
+        """The planes a matrix of `rows` rows and `k` columns is packed into."""
+
+    def pack(self, format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
+        """A matrix's bytes (rows, row bytes) as the arrays of its planes, in order."""
+
+    def tile_rows(self, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Rows a prefill tile of attention may have."""
+
+    def roof_loops(self, facts: TargetFacts) -> Sequence[RoofLoop]:
+        """What measures its limits: `memory_read`, and `int8_peak` where it has one."""
+
+
+def target_of(kind: str) -> Target:
+    """The package of a kind of target."""
+    return cast("Target", import_module(f"{__name__}.{kind}"))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,16 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from xpuc.schedules import Emitter, Schedule, Site, Var
-from xpuc.schedules.cuda import argmax, attention, attention_prefill, elementwise, layouts, matmul
+from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Var
+from xpuc.schedules.cuda import (
+    argmax,
+    attention,
+    attention_prefill,
+    elementwise,
+    layouts,
+    matmul,
+    read,
+)
 from xpuc.schedules.cuda.attention import Attention
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
@@ -28,7 +36,7 @@ from xpuc.schedules.cuda.quantize import quantize
 from xpuc.schedules.cuda.rope import QkPrep, qk_prep
 from xpuc.schedules.operands import activation_of, nested, outputs_of, planes_of, result_rows
 
-__all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
+__all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
 
 # A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
 # from, is built once.
@@ -43,6 +51,13 @@ def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
 def tile_rows(heads: int, kv_heads: int, head_dim: int) -> int:
     """Rows a prefill tile of attention may have."""
     return attention_prefill.tile_rows_for(heads, kv_heads)
+
+
+def roof_loops(facts: TargetFacts) -> list[RoofLoop]:
+    """See schedules.Target."""
+    n_bytes = 1 << 30  # well beyond any cache
+    kernel = read.memory_read(n_bytes)
+    return [RoofLoop(read.NAME, kernel, n_bytes // 4, (read.sums(n_bytes),), {"bytes": n_bytes})]
 
 
 def _weights(site: Site) -> tuple[Weight, ...]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from xpuc.schedules import Emitter, Schedule, Site, Type, Var
-from xpuc.schedules.llvm import layouts, select
+from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Type, Var
+from xpuc.schedules.llvm import layouts, peak, read, select
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
 from xpuc.schedules.llvm.attention_core import Attention, AttentionKnobs
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
@@ -26,7 +26,7 @@ from xpuc.schedules.llvm.quantize import quantize
 from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
 from xpuc.schedules.llvm.spaces import attention_space, linear_space
 
-__all__ = ["SCHEDULES", "pack", "planes", "tile_rows"]
+__all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
 
 
 # A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
@@ -42,6 +42,19 @@ def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
 def tile_rows(heads: int, kv_heads: int, head_dim: int) -> int:
     """Rows a prefill tile of attention may have."""
     return tile_rows_for(heads, kv_heads, head_dim)
+
+
+def roof_loops(facts: TargetFacts) -> list[RoofLoop]:
+    """See schedules.Target."""
+    n_bytes, parts = 128 << 20, 256  # well beyond any cache
+    kernel, sums = read.memory_read(n_bytes, parts), (parts * read.LANES,)
+    loops = [RoofLoop(read.NAME, kernel, n_bytes // 4, sums, {"bytes": n_bytes})]
+    isa = isa_for(facts.features)
+    products = peak.int8_peak(isa)
+    if products is not None:
+        result, operations = (peak.CHUNKS, read.LANES), {"operations": peak.operations(isa)}
+        loops.append(RoofLoop(peak.NAME, products, read.LANES, result, operations))
+    return loops
 
 
 def _weights(site: Site) -> tuple[Weight, ...]:
