@@ -114,7 +114,7 @@ def top_p(candidates: Candidates, draw: Draw) -> None:
     """Keep the shortest run of likeliest tokens whose probabilities reach p."""
     weights = candidates.weights()
     falling = weights if candidates.is_sorted else np.sort(weights)[::-1]
-    reached = falling.astype(np.float64).cumsum()
+    reached = np.add.accumulate(falling.astype(np.float64))
     n = int(np.searchsorted(reached, draw.params.top_p * reached[-1])) + 1
     candidates.keep(candidates.top(max(n, draw.params.min_keep)), is_sorted=True)
 
@@ -170,7 +170,7 @@ def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
 
 def dist(candidates: Candidates, draw: Draw) -> int:
     """Draw one of them, at its probability: always one random number, whatever is left."""
-    reached = candidates.weights().astype(np.float64).cumsum()
+    reached = np.add.accumulate(candidates.weights().astype(np.float64))
     target = draw.random.random() * reached[-1]
     index = int(np.searchsorted(reached, target, side="right"))
     return candidates.id_at(min(index, len(candidates) - 1))
