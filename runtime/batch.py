@@ -32,6 +32,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from xpuc.runtime.modes import Modes
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Sequence
 
@@ -78,6 +79,11 @@ class StepModel(Sizes, Protocol):
     @property
     def max_out_rows(self) -> int:
         """Most rows a prefill call gives results of."""
+        ...
+
+    @property
+    def modes(self) -> Modes:
+        """How it may be decoded."""
         ...
 
     def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[np.int32 | np.float32]:

@@ -27,6 +27,7 @@ from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
+from xpuc.runtime.modes import modes_of
 from xpuc.runtime.weights import map_planes
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
@@ -57,6 +58,7 @@ class Model:
         self.buckets = tuple(
             sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
         )
+        self.modes = modes_of(manifest)
         self._vm = _open_library(directory, manifest)
         self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)

@@ -8,9 +8,10 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from xpuc.errors import FileError
+from xpuc.runtime.modes import Modes
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class StepCounters:
 
 
 class JsonLines:
-    """Writes each record as a line of JSON; give it to Scheduler as `on_step`.
+    """Writes what the engine can do as a line of JSON, then each record; give it to Scheduler as
+    `on_step`.
 
     Where the disk takes no more the log ends, and nothing else does.
     """
@@ -98,10 +100,17 @@ class JsonLines:
                 "name a file in a folder that can be written",
             ) from None
 
+    def begin(self, modes: Modes) -> None:
+        """An engine begins: the line {"modes": {name: {is_on, reason}}}."""
+        self._write({"modes": dataclasses.asdict(modes)})
+
     def __call__(self, record: StepRecord) -> None:
+        self._write(dataclasses.asdict(record))
+
+    def _write(self, facts: dict[str, Any]) -> None:
         if self._is_open:
             try:
-                self._file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+                self._file.write(json.dumps(facts) + "\n")
             except OSError as error:
                 self._is_open = False
                 log.warning("the step log ends here (%s)", error.strerror)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from xpuc.runtime.cost_model import Work
 from xpuc.runtime.plan import Plan, Span
 from xpuc.runtime.sequence import State
+from xpuc.runtime.turns import take_turns
 
 if TYPE_CHECKING:
     from xpuc.runtime.scheduler import Scheduler
@@ -23,6 +24,8 @@ def schedule(scheduler: Scheduler, plan: Plan) -> None:
     rows = _serve_running(scheduler, plan, scheduler.max_chunk)
     if not plan.record.n_preempted:
         _serve_waiting(scheduler, plan, rows)
+    if scheduler.singly:
+        take_turns(plan)
     plan.work = _work(plan)
 
 

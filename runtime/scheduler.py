@@ -46,6 +46,7 @@ from xpuc.runtime.plan import Plan, Span
 from xpuc.runtime.policies import PolicyName, policy_of
 from xpuc.runtime.sequence import FinishReason, Sequence, State
 from xpuc.runtime.speculation import Drafter
+from xpuc.runtime.turns import take_turns
 
 __all__ = ["QUEUE_BOUND", "Plan", "Scheduler", "Span"]
 
@@ -64,6 +65,7 @@ class Scheduler:
     max_context  most tokens a sequence may reach
     chunks       how many prompt tokens a step takes; default: ChunkPolicy's
     drafter      adds drafts to steps that only decode
+    singly       one decoding sequence a step goes on: the model takes no batches of them
     on_step      told of every step that ends
     clock        ns
     """
@@ -79,6 +81,7 @@ class Scheduler:
         policy: PolicyName = "fcfs",
         chunks: ChunkPolicy | None = None,
         drafter: Drafter | None = None,
+        singly: bool = False,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -91,6 +94,7 @@ class Scheduler:
         self.policy = policy_of(policy)
         self.chunks = chunks or ChunkPolicy(max_chunk)
         self.drafter = drafter
+        self.singly = singly
         self.on_step = on_step
         self.counters = StepCounters()
         self.waiting: list[Sequence] = []  # by rank
@@ -299,17 +303,18 @@ class Scheduler:
     def _share_out(self, plan: Plan) -> None:
         """A row for each that decodes, then chunks for the prompts, as many as are good."""
         spans, behind = plan.spans, []
-        n_behind = attended = 0
+        n_behind = 0
         for sequence in self.running:
             start = sequence.n_computed
             pending = len(sequence.tokens) - start
             if pending == 1:
                 spans.append(Span(sequence, start, 1))
-                attended += start + 1
             elif pending > 1:
                 behind.append(sequence)
                 n_behind += pending
-        plan.work = Work(len(spans), 0, attended)
+        if self.singly:
+            take_turns(plan)
+        plan.work = Work(len(spans), 0, sum(span.start + 1 for span in spans))
         if behind:
             room = min(n_behind, self.max_chunk - len(spans))
             record = plan.record

@@ -61,6 +61,7 @@ class Sequence:
     n_overtaken   times a later one was admitted while this one headed the queue
     n_cached      leading blocks that were in the pool when it was last looked for them
     lookup        what drafts come from, once one was asked for
+    decoded_in    the step in which it had its turn, where sequences decode singly
     n_drafted     draft tokens computed for it; n_accepted: those that were right
     """
 
@@ -79,6 +80,7 @@ class Sequence:
     may_share: bool = False
     n_overtaken: int = 0
     n_cached: int = 0
+    decoded_in: int = 0
     lookup: Lookup | None = None
     n_drafted: int = 0
     n_accepted: int = 0

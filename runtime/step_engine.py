@@ -87,9 +87,16 @@ class StepEngine:
             for group, n_blocks in enumerate(model.n_blocks)
         ]
         self.kv = KvBlocks(pools, model.windows, max_chunk=model.max_chunk, store=store)
+        self.modes = model.modes
+        for mode in self.modes:
+            log.info("%s", mode)
+        if step_log is not None:
+            step_log.begin(self.modes)
+        is_batched = self.modes.batched.is_on
         drafter = None
         if speculation is not None and speculation.draft_max:
-            drafter = Drafter(speculation, max_rows=max(model.buckets, default=0))
+            max_rows = max(model.buckets, default=0) if is_batched else 1
+            drafter = Drafter(speculation, max_rows=max_rows)
         self.scheduler = Scheduler(
             self.kv,
             max_batch=model.max_batch,
@@ -99,6 +106,7 @@ class StepEngine:
             policy=policy,
             chunks=ChunkPolicy(model.max_chunk, budget_ms=chunk_budget_ms),
             drafter=drafter,
+            singly=not is_batched,
             on_step=step_log,
         )
         self._batch = Batch(model)

@@ -15,7 +15,10 @@ import numpy.typing as npt
 
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.engine import Engine, Result
+from xpuc.runtime.modes import Mode, Modes
 
+# How a fake is decoded unless a test says otherwise.
+MODES = Modes(Mode("batched", True, "a fake"), Mode("pipelined", False, "a fake"))
 _STRANGER = -12345  # what a slot holds that nobody has written
 
 
@@ -35,6 +38,7 @@ class FakeModel:
         self.buckets: tuple[int, ...] = sizes.pop("buckets", (1, 2, 4))
         self.tile_rows: int = sizes.pop("tile_rows", 4)
         self.segment_tokens: int = sizes.pop("segment_tokens", 8)
+        self.modes: Modes = sizes.pop("modes", MODES)
         assert not sizes, sizes
         self.kv = tuple(FakeKv(n, self.block_tokens) for n in self.n_blocks)
         # The same for every size, so that engines of different sizes run the same model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -23,7 +24,8 @@ def test_every_step_is_a_line(tmp_path: Path) -> None:
         model.fails_at = {2}
         engine.generate([1] * 20, temperature=0, max_tokens=5)
         engine.generate([2] * 6, n=2, temperature=0, max_tokens=5)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first, *lines = map(json.loads, path.read_text().splitlines())
+    assert first == {"modes": dataclasses.asdict(model.modes)}
     assert [line["n_rows"] for line in lines] == [rows for _, rows, _ in model.calls]
     assert [line["failed"] for line in lines] == [n == 2 for n in range(len(lines))]
     assert [line["n_copies"] for line in lines] == [0, 0, 0, 0, 1, 0, 0, 0]

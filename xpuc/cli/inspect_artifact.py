@@ -15,13 +15,15 @@ _TENSOR = re.compile(r".*\.(weight|bias)")
 
 
 def facts(path: Path, *, verify: bool) -> dict[str, Any]:
-    """The manifest, the memory statement, and with `verify` how many bytes were compared.
+    """The manifest, the memory statement, how it may be decoded, and with `verify` how many bytes
+    were compared.
 
     `kv_bytes_per_token` are of the layers that see all tokens; those with a window take at most
     `kv_bytes_of_windows` a sequence, however long it is.
     """
     from xpuc.artifact import read_manifest
     from xpuc.runtime import checks, memory
+    from xpuc.runtime.modes import modes_of
 
     manifest = read_manifest(path)
     verified = checks.verify(path, manifest) if verify else None
@@ -34,6 +36,7 @@ def facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "kv_bytes_of_windows": sum(pool.n_bytes for pool in of_one if pool.window),
         "memory": dataclasses.asdict(statement)
         | {"kv_pool": statement.kv_pool, "total": statement.total},
+        "modes": dataclasses.asdict(modes_of(manifest)),
         "verified_bytes": verified,
     }
 
@@ -43,7 +46,7 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     manifest = facts["manifest"]
     total = sum(each["bytes"] for each in manifest["files"].values())
     yield f"{facts['path']}: artifact format {manifest['format_version']}, {quantities.size(total)}"
-    yield from quantities.columns(_rows(facts), indent=2)
+    yield from quantities.columns([*_rows(facts), *_modes(facts["modes"])], indent=2)
     yield "\nfiles"
     rows = [
         (name, quantities.size(each["bytes"]), each["xxh3_128"])
@@ -104,6 +107,11 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         + (f"chat template: {tokenizer.get('chat_template') or 'none'}"),
     )
     yield "entries", ", ".join(each["name"] for each in manifest["entry_points"])
+
+
+def _modes(modes: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for name, mode in modes.items():
+        yield f"{name} decode", f"{'on' if mode['is_on'] else 'off'} ({mode['reason']})"
 
 
 def _statement(memory: Mapping[str, Any]) -> list[str]:
