@@ -93,6 +93,7 @@ def test_an_artifact_for_people(artifact):
     out = invoke("inspect", artifact).out
     for part in (
         "Tiny (llama), 2 layers",
+        "batched decode    off (compiled for one row a step",
         "fuse_qkv  2",
         "weights.safetensors",
         "K/V pool (96 blocks)",
