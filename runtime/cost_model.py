@@ -5,8 +5,10 @@ A step's time is taken as
     a + b * decode rows + c * chunk tokens + d * attended tokens
 
 with a, b, c, d >= 0 by least squares of the relative error, times a factor for the size class of
-its chunk (powers of two), because no machine is linear over all sizes. A relative error bounds
-what a stall of the machine can do: however long a step took, its error is at most 1.
+its chunk (powers of two), because no machine is linear over all sizes. A factor is forgotten while
+chunks of other sizes run: else one that was seen in a bad moment would never be tried again. A
+relative error bounds what a stall of the machine can do: however long a step took, its error is at
+most 1.
 
 Each class keeps sums over its own last steps, some `1 / (1 - _KEEP)` of them, so thousands of
 decode steps in between do not wash out what is known about chunks.
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 
 _KEEP = 0.95  # of a class's sums, with each of its steps
 _FACTOR_RATE = 0.2  # of a class's factor, towards the newest step
+_FORGET_CHUNKS = 16  # chunks of other sizes after which half of a factor is forgotten
 _TRUSTED_STEPS = 8  # of a class, before which nothing counts as unusual
 _FIT_STEPS = 8  # between two fits, once a class is trusted
 _UNUSUAL = 0.5  # log ratio above which a step counts less
@@ -49,6 +52,7 @@ class CostModel:
         self._classes: dict[int, _Class] = {}
         self._terms = [0.0] * _N_TERMS
         self._fitted = 0  # n_steps then
+        self._n_chunks = 0  # steps with one
 
     def n_seen(self, chunk_tokens: int) -> int:
         """Steps seen with a chunk of about that size."""
@@ -68,7 +72,9 @@ class CostModel:
         a, b, c, d = self._terms
         ns = a + b * work.decode_rows + c * work.chunk_tokens + d * work.attended
         known = self._classes.get(work.chunk_tokens.bit_length())
-        return ns * known.factor if known else ns
+        if known is None:
+            return ns
+        return ns * (self._faded(known) if work.chunk_tokens else known.factor)
 
     def observe(self, work: Work, ns: float) -> None:
         """A step of this work took `ns`."""
@@ -86,6 +92,10 @@ class CostModel:
             weight = min(1.0, _UNUSUAL / abs(error)) if error else 1.0
         self.n_steps += 1
         known.last = self.n_steps
+        if work.chunk_tokens:
+            known.factor = self._faded(known)
+            self._n_chunks += 1
+            known.last_chunk = self._n_chunks
         known.add(work, ns, weight)
         if known.n_steps < _TRUSTED_STEPS or self.n_steps - self._fitted >= _FIT_STEPS:
             self._fitted = self.n_steps
@@ -94,6 +104,11 @@ class CostModel:
         if known.n_steps > 1 and expected > 0:
             error = max(-_UNUSUAL, min(_UNUSUAL, math.log(ns / expected)))
             known.factor *= math.exp(_FACTOR_RATE * error)
+
+    def _faded(self, known: _Class) -> float:
+        """The factor of a class of chunks, nearer to 1 the longer it was not seen."""
+        age = self._n_chunks - known.last_chunk
+        return math.pow(known.factor, math.pow(0.5, age / _FORGET_CHUNKS))
 
     def _fit(self) -> list[float]:
         """Least squares over all classes; a term that comes out negative is 0, and the rest fit
@@ -117,10 +132,10 @@ class CostModel:
 class _Class:
     """Steps with chunks of one size class: sums of the normal equations, and their factor."""
 
-    __slots__ = ("factor", "last", "n_steps", "products", "targets")
+    __slots__ = ("factor", "last", "last_chunk", "n_steps", "products", "targets")
 
     def __init__(self) -> None:
-        self.n_steps = self.last = 0
+        self.n_steps = self.last = self.last_chunk = 0
         self.factor = 1.0
         self.products = [0.0] * (_N_TERMS * _N_TERMS)
         self.targets = [0.0] * _N_TERMS

@@ -116,6 +116,19 @@ def test_decoding_for_long_does_not_wash_out_what_chunks_take() -> None:
     assert model.predict(work) == pytest.approx(affine(work), rel=0.05)
 
 
+@pytest.mark.parametrize("slower", [2, 4, 8])
+def test_after_a_bad_moment_large_chunks_are_tried_again(slower: int) -> None:
+    policy, decoding, sizes = ChunkPolicy(), Work(1, 0, 1000), []
+    best = best_chunk(affine, decoding, 1000)
+    for step in range(200):
+        sizes.append(policy.size(decoding, 2000, 600, 1000))
+        work = decoding.with_chunk(sizes[-1], 1000)
+        policy.cost.observe(work, affine(work) * (slower if 50 <= step < 70 else 1))
+    assert sizes[49] == pytest.approx(best, abs=2)
+    assert max(sizes[60:70]) < best / 2 + 16
+    assert min(sizes[110:]) > 0.9 * best, "it stays with small chunks"
+
+
 def test_more_work_is_never_predicted_to_take_less() -> None:
     model, random_ = CostModel(), random.Random(3)
     for _ in range(100):
