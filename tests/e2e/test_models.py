@@ -41,16 +41,16 @@ def forced_logits(engine: Any, ids: list[int]) -> np.ndarray:
     return np.stack([logits.copy() for _, logits in engine.teacher_forced(ids)])
 
 
-def continuations(subject: Subject) -> Any:
+def continuations(recorded: Any) -> Any:
     """(name, prompt ids, float32 record) of the prompts that have one."""
-    for name, prompt in subject.recorded["prompts"].items():
+    for name, prompt in recorded["prompts"].items():
         if "f32" in prompt:
             yield name, prompt["token_ids"], prompt["f32"]
 
 
 def test_the_exact_build_gives_the_float32_ids(subject):
     engine = xpuc.load(subject.exact, n_sequences=1)
-    for name, prompt, f32 in continuations(subject):
+    for name, prompt, f32 in continuations(subject.recorded):
         read = forced_ids(prompt, f32["greedy_ids"])
         logprobs = log_softmax(forced_rows(forced_logits(engine, read), prompt))
         found = agreement(f32["greedy_ids"], f32["margin"], logprobs.argmax(-1))
@@ -62,18 +62,30 @@ def test_the_exact_build_gives_the_float32_ids(subject):
     assert answer.ids[:sure] == f32["greedy_ids"][:sure]
 
 
-def test_the_default_build_is_nearer_to_float32_than_llama_cpp(subject, record_property):
-    engine = xpuc.load(subject.default, n_sequences=1)
+def mean_divergence(engine: Any, recorded: Any) -> float:
+    """Mean KL from the float32 record, of all continuations; sure ids are the same."""
     divergences = []
-    for name, prompt, f32 in continuations(subject):
+    for name, prompt, f32 in continuations(recorded):
         read = forced_ids(prompt, f32["greedy_ids"])
         logprobs = log_softmax(forced_rows(forced_logits(engine, read), prompt))
         found = agreement(f32["greedy_ids"], f32["margin"], logprobs.argmax(-1))
         assert found.holds(0.3), (name, found)
         divergences.append(kl_top10(f32["top10"], logprobs))
-    mean = float(np.concatenate(divergences).mean())
+    return float(np.concatenate(divergences).mean())
+
+
+def test_the_default_build_is_nearer_to_float32_than_llama_cpp(subject, record_property):
+    mean = mean_divergence(xpuc.load(subject.default, n_sequences=1), subject.recorded)
     record_property("mean_kl", mean)
     assert mean <= subject.recorded["llama_cpp_mean_kl"]
+
+
+def test_so_are_keys_and_values_in_q8_0(smollm2_gguf, golden, compiled, record_property):
+    artifact = compiled(smollm2_gguf, kv="q8_0", max_batch=1, ctx=1024)
+    recorded = golden("smollm2.json")
+    mean = mean_divergence(xpuc.load(artifact, n_sequences=1), recorded)
+    record_property("mean_kl", mean)
+    assert mean <= recorded["llama_cpp_mean_kl"]
 
 
 def test_past_a_thousand_tokens(subject, record_property):
