@@ -210,3 +210,12 @@ def test_a_write_past_a_shared_array_is_caught():
             CudaError, match=r"past the end of an array|past the dynamic part's end"
         ):
             module.run("k", 1, 1, y, c_int(33), dynamic_bytes=dynamic)
+
+
+@pytest.mark.parametrize("body", ["while (x[0] == 0) {}", "while (x[0] == 0) __syncwarp();"])
+def test_an_endless_loop_fails_the_launch(body, monkeypatch):
+    monkeypatch.setenv("XPUC_EMU_BLOCK_SECONDS", "0.05")
+    source = f'extern "C" __global__ void k(volatile int* x) {{ {body} }}'
+    with pytest.raises(CudaError, match="k: the block takes too long"):
+        Module(source).run("k", 2, 32, Memory.of(np.zeros(1, np.int32)))
+    Module(source).run("k", 2, 32, Memory.of(np.ones(1, np.int32)))

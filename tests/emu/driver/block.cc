@@ -45,6 +45,7 @@ std::string Block::run_grid(const EmuKernel& kernel, void** arguments, EmuDim gr
   random_ = 12345;
   FaultHandlers handlers;
   for (unsigned i : ordered(grid.x * grid.y * grid.z)) {
+    handlers.start_block();
     start(grid, block, {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)}, dynamic_bytes);
     run();
     if (error_.empty()) error_ = shared.overrun();

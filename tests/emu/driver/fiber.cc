@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 
 #include "block.h"
@@ -55,9 +57,10 @@ void* FiberStack::prepare(void (*main)()) {
 
 namespace {
 
-constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+constexpr int kTimeout = SIGVTALRM;
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, kTimeout};
 constexpr size_t kAlternateBytes = 64 * 1024;
-struct sigaction previous[4];
+struct sigaction previous[std::size(kSignals)];
 stack_t previous_stack;
 int fault_signal;
 const void* fault_address;
@@ -68,12 +71,16 @@ const void* fault_address;
     emu_fault("misaligned address, or an index past the end of an array of the thread");
   }
   if (fault_signal == SIGFPE) emu_fault("integer division by zero");
+  if (fault_signal == kTimeout) {
+    emu_fault("the block takes too long: an endless loop, or a wait for another block");
+  }
   emu_fault("illegal access to %s", describe_address(fault_address).c_str());
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
+  if (emu_thread == nullptr && signal == kTimeout) return;  // the timer goes off again
   if (emu_thread == nullptr) {  // not a kernel's doing: let it happen again under the old handler
-    for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &previous[i], nullptr);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &previous[i], nullptr);
     return;
   }
   fault_signal = signal;
@@ -94,10 +101,26 @@ FaultHandlers::FaultHandlers() {
   struct sigaction action {};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &action, &previous[i]);
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &previous[i]);
+  sigevent event{};
+  event.sigev_notify = SIGEV_THREAD_ID;
+  event.sigev_signo = kTimeout;
+  event._sigev_un._tid = gettid();
+  timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_);
+}
+
+void FaultHandlers::start_block() {
+  const char* given = getenv("XPUC_EMU_BLOCK_SECONDS");
+  double seconds = given ? atof(given) : 20;
+  itimerspec spec{};
+  spec.it_value.tv_sec = time_t(seconds);
+  spec.it_value.tv_nsec = long((seconds - double(time_t(seconds))) * 1e9);
+  spec.it_interval.tv_nsec = 50'000'000;
+  timer_settime(timer_, 0, &spec, nullptr);
 }
 
 FaultHandlers::~FaultHandlers() {
-  for (int i = 0; i < 4; ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  timer_delete(timer_);
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &previous[i], nullptr);
   sigaltstack(&previous_stack, nullptr);
 }

@@ -1,5 +1,7 @@
 // Fibers: the CUDA threads of a block take turns on one OS thread. x86-64, System V ABI.
 #pragma once
+#include <ctime>
+
 #include <cstddef>
 
 #if !defined(__x86_64__)
@@ -23,10 +25,16 @@ class FiberStack {
   char* base_;
 };
 
-// While one lives, a bad memory access made by a fiber ends that fiber with `emu_fault` instead of
-// ending the process. Anything else goes to the handlers that were there.
+// While one lives, a bad memory access made by a fiber, or one that runs for too long, ends that
+// fiber with `emu_fault` instead of ending the process. Anything else goes to the handlers that were
+// there.
 class FaultHandlers {
  public:
   FaultHandlers();
   ~FaultHandlers();
+  // The time a block may take begins: XPUC_EMU_BLOCK_SECONDS (20) of the processor's.
+  void start_block();
+
+ private:
+  timer_t timer_;
 };
