@@ -140,8 +140,8 @@ def _type(facts: list[Any], symbols: dict[str, Any]) -> Type:
 
 
 def _dimension(value: Any) -> int | str:
-    if isinstance(value, tirx.Var):
-        return str(value.name)
+    if isinstance(value, tirx.Var):  # of one group of layers: which one makes no other site
+        return str(value.name).partition(".")[0]
     return int(value)
 
 

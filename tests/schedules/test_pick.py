@@ -145,6 +145,20 @@ def test_a_site_is_made_again_from_its_facts() -> None:
     assert made[0] == made[1]
 
 
+def test_sites_of_two_groups_of_layers_are_one() -> None:
+    first, second = (
+        dataclasses.replace(
+            site("qk_prep", (tirx.Var(name, "int64"), 2, 8)), result=ops.tensor((1, 8))
+        )
+        for name in ("blocks", "blocks.1")
+    )
+    assert first.facts() == second.facts()
+    other = dataclasses.replace(
+        site("qk_prep", (tirx.Var("n", "int64"), 2, 8)), result=first.result
+    )
+    assert other.facts() != first.facts()
+
+
 def test_the_digest_tells_kernels_apart() -> None:
     many = [(linear_site(), LinearKnobs()), (linear_site(), LinearKnobs(prefetch_bytes=0)),
             (linear_site(40), LinearKnobs())]  # fmt: skip
