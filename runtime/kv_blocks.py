@@ -284,7 +284,7 @@ class KvBlocks:
             if not group.window:
                 n_pool = len(group.pool.match(links[:n]))
                 n = n_pool + (store.n_leading(g, links[n_pool:n]) if store is not None else 0)
-        while n and (gap := self._last_gap(links, n, store)) is not None:
+        while n and (gap := self._gap(links, n, store)) is not None:
             n = gap
         blocks = []
         for group in self.groups:
@@ -292,10 +292,11 @@ class KvBlocks:
             blocks.append([group.pool.find(link) for link in seen])
         return _Found(n, blocks)
 
-    def _last_gap(self, links: Many[Link], n: int, store: PrefixSource | None) -> int | None:
-        """The last place that a row after `n` blocks sees in a windowed group, and nobody has.
+    def _gap(self, links: Many[Link], n: int, store: PrefixSource | None) -> int | None:
+        """A place that a row after `n` blocks sees in a windowed group, and nobody has.
 
-        No prefix that ends between it and `n` can be used either: its next row sees it too.
+        No prefix that ends between it and `n` can be used either: its next row sees it too. Of each
+        group the last is looked for, and the first of these is the answer.
         """
         gaps = []
         for g, group in self._windowed:
@@ -306,7 +307,7 @@ class KvBlocks:
                 ):
                     gaps.append(place)
                     break
-        return max(gaps, default=None)
+        return min(gaps, default=None)
 
     def _fits(self, found: _Found, n_tokens: int, headroom: int) -> bool:
         """Whether free blocks cover what is not found, or found and owned by nobody.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from fake_engine import BLOCK_TOKENS, FakeEngine, carry_out, kv_of, scheduler_of, sequence_of
 from fake_model import alone, engine_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xpuc.runtime.kv_blocks import KvBlocks, ring_blocks
 from xpuc.runtime.plan import Copy
@@ -86,6 +88,31 @@ def test_a_hole_in_the_window_ends_the_prefix_before_it() -> None:
     assert again.n_computed == 5 * BLOCK_TOKENS
     assert [block >= 0 for block in again.blocks[1][:5]] == [False, False, False, True, True]
     kv.check()
+
+
+@given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 8))))
+def test_the_longest_prefix_is_found_that_every_group_can_go_on_from(
+    holes: set[tuple[int, int]],
+) -> None:
+    windows = (0, WINDOW, 13)
+    kv = kv_of((12, 12, 12), windows, max_chunk=MAX_CHUNK)
+    first, again = sequence_of(0, 38, first=0), sequence_of(1, 38, first=0)
+    assert kv.start(first, 38)
+    read(kv, first, 38)
+    kv.release(first)
+    for g, place in holes:
+        kv.groups[g].pool.forget(first.links[place])
+    assert kv.start(again, 38)
+
+    def goes_on(n: int) -> bool:
+        seen = (
+            (g, position // BLOCK_TOKENS)
+            for g, window in enumerate(windows)
+            for position in range(max(0, n - window + 1) if window else 0, n)
+        )
+        return not holes.intersection(seen)
+
+    assert again.n_computed == max(n for n in range(0, 38, BLOCK_TOKENS) if goes_on(n))
 
 
 @pytest.mark.parametrize(
@@ -201,6 +228,6 @@ def test_answers_in_a_ring_are_those_of_one_call() -> None:
     prompt = [n * 7 % 96 for n in range(50)]
     engine = engine_of(windows=(0, WINDOW), n_blocks=(30, 9), max_chunk=8)
     results = engine.generate([prompt, prompt[5:], prompt[9:]], max_tokens=30, temperature=0)
-    for given, result in zip((prompt, prompt[5:], prompt[9:]), results, strict=True):
-        assert result.ids == alone(given, (0, WINDOW), max_tokens=30, temperature=0).ids
+    for asked, result in zip((prompt, prompt[5:], prompt[9:]), results, strict=True):
+        assert result.ids == alone(asked, (0, WINDOW), max_tokens=30, temperature=0).ids
     assert engine.scheduler.counters.sums["n_preempted"] > 0
