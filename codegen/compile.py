@@ -21,7 +21,6 @@ from xpuc.artifact import (
     CHAT_TEMPLATE,
     LIBRARY,
     MANIFEST,
-    RUNTIME,
     TOKENIZER,
     WEIGHTS,
     EntryPoint,
@@ -208,7 +207,7 @@ class _Work:
         )
         tensors = self.tensors(model, made)
         self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))
-        self.phase("runtime", lambda: tvm_runtime.bundle(staging / RUNTIME))
+        self.phase("runtime", lambda: tvm_runtime.bundle(staging, made.machine.facts.kind))
         manifest = dataclasses.replace(
             self.manifest(model, made.machine, pool),
             entry_points=made.entries,

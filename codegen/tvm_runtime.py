@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tvm
 
+from xpuc.artifact import CUDA_RUNTIME, RUNTIME
 from xpuc.errors import XpucError
 
 
@@ -26,17 +27,19 @@ def versions() -> Versions:
     return Versions(version("apache-tvm"), version("apache-tvm-ffi"))
 
 
-def bundle(path: Path) -> None:
-    """Copy libtvm_runtime to `path` and TVM's licence beside it."""
-    library = Path(tvm.__file__).parent / "lib" / path.name
-    if not library.is_file():
-        raise XpucError(
-            f"{library} is missing", "reinstall the compiler: pip install 'xpuc[compile]'"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(library, path)
+def bundle(folder: Path, kind: str) -> None:
+    """Copy the libraries that run a target's artifact into it, and TVM's licence beside them."""
+    for name in (RUNTIME, *([CUDA_RUNTIME] if kind == "cuda" else [])):
+        path = folder / name
+        library = Path(tvm.__file__).parent / "lib" / path.name
+        if not library.is_file():
+            raise XpucError(
+                f"{library} is missing", "reinstall the compiler: pip install 'xpuc[compile]'"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(library, path)
     for licence in _licences():
-        shutil.copyfile(licence, path.parent / f"{licence.name}.tvm")
+        shutil.copyfile(licence, (folder / RUNTIME).parent / f"{licence.name}.tvm")
 
 
 @cache

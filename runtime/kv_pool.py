@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from xpuc.artifact import KvLayout
+from xpuc.runtime.places import Place, Process
+
+T = TypeVar("T")
 
 
 class KvPool:
     """K/V of `n_blocks` blocks, in the layers of one window.
 
-    layers       by number the arrays that KvLayout describes; the model reads and writes them
+    layers       by number the arrays that KvLayout describes
+    tensors      by number those of these arrays, which the model reads and writes
     block_bytes  of one block in all of them
     """
 
-    def __init__(self, n_blocks: int, layout: KvLayout, window: int = 0) -> None:
+    def __init__(
+        self, n_blocks: int, layout: KvLayout, window: int = 0, place: Place | None = None
+    ) -> None:
+        self._place = place or Process()
         self.layers: dict[int, tuple[npt.NDArray[Any], ...]] = {
             layer: tuple(
                 pages((n_blocks, *array.shape), array.dtype) for array in layout.arrays(layer)
@@ -28,23 +35,29 @@ class KvPool:
             for layer, (*_, seen) in enumerate(layout.layers)
             if seen == window
         }
-        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in in_layer_order([self])]
+        self.tensors = {
+            layer: tuple(self._place.tensor(array) for array in arrays)
+            for layer, arrays in self.layers.items()
+        }
+        arrays = in_layer_order([self.layers])
+        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in arrays]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
     def copy(self, source: int, destination: int) -> None:
         """Block `destination` holds what `source` does, in every layer."""
-        for each in self._bytes:
-            each[destination] = each[source]
+        for layer, arrays in self.layers.items():
+            for array, tensor in zip(arrays, self.tensors[layer], strict=True):
+                self._place.copy_row(array, tensor, source, destination)
 
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
         """The block's own memory in each array, `block_bytes` in all; no copies."""
         return [each[block] for each in self._bytes]
 
 
-def in_layer_order(pools: Iterable[KvPool]) -> list[npt.NDArray[Any]]:
-    """The arrays of all layers, as a step takes them."""
-    layers = {layer: arrays for pool in pools for layer, arrays in pool.layers.items()}
-    return [array for layer in sorted(layers) for array in layers[layer]]
+def in_layer_order(groups: Iterable[Mapping[int, tuple[T, ...]]]) -> list[T]:
+    """What all layers have, by their numbers in several mappings, as a step takes it."""
+    layers = {layer: each for group in groups for layer, each in group.items()}
+    return [each for layer in sorted(layers) for each in layers[layer]]
 
 
 def pages(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

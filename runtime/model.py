@@ -28,9 +28,9 @@ from xpuc.runtime import checks, memory
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 from xpuc.runtime.modes import modes_of
+from xpuc.runtime.places import Place, place_of
 from xpuc.runtime.weights import map_planes
 
-_CPU, _POOLED = 1, 2  # DLPack's device type; the VM's pooled allocator
 # What opens a compiled model, and what the TVM runtime library alone registers.
 _LOADER = "ffi.Module.load_from_bytes.relax.VMExecutable"
 
@@ -59,19 +59,21 @@ class Model:
             sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
         )
         self.modes = modes_of(manifest)
-        self._vm = _open_library(directory, manifest)
+        _open_runtime(directory, manifest)
+        self._place = place = place_of(manifest.target["kind"], directory)
+        self._vm = _open_library(directory, place)
         self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
-        self._weights = [tvm_ffi.from_dlpack(plane) for plane in planes]
+        self._weights = [place.tensor(plane) for plane in planes]
         self.kv = tuple(
-            KvPool(n, manifest.kv, window)
+            KvPool(n, manifest.kv, window, place)
             for n, window in zip(self.n_blocks, self.windows, strict=True)
         )
-        self._pools = [tvm_ffi.from_dlpack(array) for array in in_layer_order(self.kv)]
+        self._pools = in_layer_order(pool.tensors for pool in self.kv)
         self._operands = tvm_ffi.convert([*self._pools, *self._weights])
         self._results = {
-            True: _Result(self.max_out_rows, dtype="int32"),
-            False: _Result(self.max_out_rows, self.n_vocab, dtype="float32"),
+            True: _Result(place, self.max_out_rows, dtype="int32"),
+            False: _Result(place, self.max_out_rows, self.n_vocab, dtype="float32"),
         }
         # Of the views of the batch: by id, as a tensor keeps its view.
         self._batch: Batch | None = None
@@ -85,22 +87,24 @@ class Model:
         """
         rows = 0 if batch.kind == "prefill" else batch.n_rows
         n_out, result = len(batch.out_rows), self._results[greedy]
-        self._entries[rows, greedy](
-            *self._index(batch), result.tensors[rows or n_out], self._operands
-        )
+        written = result.tensors[rows or n_out]
+        self._entries[rows, greedy](*self._index(batch), written, self._operands)
+        self._place.fetch(written, result.arrays[rows or n_out])
         return result.arrays[n_out]
 
     def _index(self, batch: Batch) -> list[Any]:
         """The batch's arrays as tensors, each converted once: those of decode calls when a batch
         is first seen."""
-        views, tensors = batch.views, self._tensors
+        views, tensors, place = batch.views, self._tensors, self._place
         if batch is not self._batch:
             self._batch = batch
             tensors.clear()
-            tensors.update((id(view), tvm_ffi.from_dlpack(view)) for view in batch.kept())
+            tensors.update((id(view), place.tensor(view)) for view in batch.kept())
         for view in views:
             if id(view) not in tensors:
-                tensors[id(view)] = tvm_ffi.from_dlpack(view)
+                tensors[id(view)] = place.tensor(view)
+            else:
+                place.send(view, tensors[id(view)])
         return [tensors[id(view)] for view in views]
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
@@ -134,7 +138,7 @@ class Model:
         """One of the library's loops that measure the machine, to be timed, on so many int32."""
         function, operand = self._vm[name], pages((elements,), "int32")
         operand[:] = 1  # untouched pages of zeros would all be one
-        tensor = tvm_ffi.from_dlpack(operand)
+        tensor = self._place.tensor(operand)
         return lambda: function(tensor)
 
 
@@ -142,10 +146,10 @@ class _Result:
     """Where steps write their results; the leading rows of it as arrays and as tensors, by their
     number."""
 
-    def __init__(self, n_rows: int, *row: int, dtype: str) -> None:
+    def __init__(self, place: Place, n_rows: int, *row: int, dtype: str) -> None:
         memory = pages((n_rows, *row), dtype)
         self.arrays = [memory[:n] for n in range(n_rows + 1)]
-        self.tensors = [tvm_ffi.from_dlpack(each) for each in self.arrays]
+        self.tensors = [place.tensor(each) for each in self.arrays]
 
 
 def load_model(
@@ -194,19 +198,14 @@ def _first_sibling(cpu: int) -> str:
     return path.read_text().strip() if path.is_file() else str(cpu)
 
 
-def _open_library(directory: Path, manifest: Manifest) -> Any:
+def _open_library(directory: Path, place: Place) -> Any:
     """The Relax VM of the artifact's library."""
     try:
-        _open_runtime(directory, manifest)
         with _fresh_name(directory / LIBRARY) as path:
             vm = tvm_ffi.load_module(str(path))["vm_load_executable"]()
     except (OSError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArtifactError(
-            f"{directory / LIBRARY}: cannot be loaded ({reason})",
-            f"on this machine, {compile_again(directory)}",
-        ) from None
-    vm["vm_initialization"](_CPU, 0, _POOLED)
+        raise _unloadable(directory, LIBRARY, error) from None
+    vm["vm_initialization"](*place.vm_devices)
     return vm
 
 
@@ -224,7 +223,18 @@ def _open_runtime(directory: Path, manifest: Manifest) -> None:
         installed = Path(tvm.origin).parent / RUNTIME
         if installed.is_file() and digest(installed) == manifest.files[RUNTIME]["xxh3_128"]:
             path = installed
-    ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
+    try:
+        ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise _unloadable(directory, RUNTIME, error) from None
+
+
+def _unloadable(directory: Path, name: str, error: Exception) -> ArtifactError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return ArtifactError(
+        f"{directory / name}: cannot be loaded ({reason})",
+        f"on this machine, {compile_again(directory)}",
+    )
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from xpuc.errors import ArtifactError
 FORMAT_VERSION = 3
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
+CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
 KV_GROUP = 32  # columns of a key or value that share a scale in q8_0
 _CHUNK = 1 << 24  # bytes read at once for a digest
 _DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends

@@ -29,7 +29,7 @@ SHAPES = {
 def filled(dtype: str, window: int = 0) -> KvPool:
     """No element is zero, and no two blocks are equal."""
     kv = KvPool(5, LAYOUTS[dtype], window)
-    for array in in_layer_order([kv]):
+    for array in in_layer_order([kv.layers]):
         array[:] = 1 + np.arange(array.size).reshape(array.shape) % 101
     return kv
 
@@ -45,7 +45,7 @@ def resident() -> int:
 @pytest.mark.parametrize("dtype", LAYOUTS)
 def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
     kv = filled(dtype)
-    arrays = in_layer_order([kv])
+    arrays = in_layer_order([kv.layers])
     assert [each.shape for each in arrays] == SHAPES["q8_0" if dtype == "q8_0" else "float16"]
     assert kv.block_bytes == LAYOUTS[dtype].block_bytes(0)
     buffers = kv.buffers(3)
@@ -61,16 +61,18 @@ def test_buffers_are_the_blocks_own_memory(dtype: str) -> None:
 
 def test_a_step_takes_the_arrays_of_all_pools_by_layer() -> None:
     full, windowed = filled("float16"), filled("float16", 16)
-    shapes = [each.shape for each in in_layer_order([full, windowed])]
+    shapes = [each.shape for each in in_layer_order([full.layers, windowed.layers])]
     assert shapes[2:4] == [(5, 1, 4, 4), (5, 1, 4, 4)]
-    assert [*shapes[:2], *shapes[4:]] == [each.shape for each in in_layer_order([full])]
+    assert [*shapes[:2], *shapes[4:]] == [each.shape for each in in_layer_order([full.layers])]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
 def test_a_copy_is_of_all_layers_and_of_one_block(dtype: str) -> None:
     kv, before = filled(dtype), filled(dtype)
     kv.copy(1, 3)
-    for array, old in zip(in_layer_order([kv]), in_layer_order([before]), strict=True):
+    for array, old in zip(
+        in_layer_order([kv.layers]), in_layer_order([before.layers]), strict=True
+    ):
         expected = old.copy()
         expected[3] = old[1]
         assert np.array_equal(array, expected)

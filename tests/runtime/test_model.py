@@ -113,7 +113,7 @@ def test_a_path_relative_to_the_working_folder(artifact, monkeypatch):
 @pytest.mark.slow
 def test_the_pool_is_what_the_statement_says(artifact):
     loaded = model.load_model(artifact, n_sequences=3, ctx=40)
-    pools = in_layer_order(loaded.kv)
+    pools = in_layer_order(pool.layers for pool in loaded.kv)
     assert loaded.n_blocks == (9,)
     assert [pool.shape[0] for pool in pools] == [9] * len(pools)
     assert sum(pool.nbytes for pool in pools) == loaded.memory.kv_pool

@@ -1,0 +1,156 @@
+"""Where a model's tensors lie: in the process's own memory, or on a GPU.
+
+Both are given numpy arrays. In the process's memory a tensor is the array; a GPU has a copy, which
+`send` and `fetch` keep in step with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import tvm_ffi
+
+from xpuc.artifact import CUDA_RUNTIME
+from xpuc.errors import ArtifactError
+
+Array = npt.NDArray[Any]
+_CPU, _CUDA = 1, 2  # DLPack's device types
+_POOLED = 2  # the VM's pooled allocator
+_CUDART = "libcudart.so.13"
+
+
+class Place(Protocol):
+    """Memory that the kernels of a model work on."""
+
+    vm_devices: tuple[int, ...]  # what the VM is initialised with
+
+    def tensor(self, array: Array) -> Any:
+        """A tensor of the array's contents."""
+
+    def send(self, array: Array, tensor: Any) -> None:
+        """The tensor of an array that has changed holds the same again."""
+
+    def fetch(self, tensor: Any, array: Array) -> None:
+        """The array of a tensor that has changed holds the same again; waits for its kernels."""
+
+    def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
+        """Row `destination` holds what row `source` does."""
+
+
+class Process:
+    """The process's own memory."""
+
+    vm_devices: tuple[int, ...] = (_CPU, 0, _POOLED)
+
+    def tensor(self, array: Array) -> Any:
+        """See Place."""
+        return tvm_ffi.from_dlpack(array)
+
+    def send(self, array: Array, tensor: Any) -> None:
+        """See Place."""
+
+    def fetch(self, tensor: Any, array: Array) -> None:
+        """See Place."""
+
+    def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
+        """See Place."""
+        array[destination] = array[source]
+
+
+class Gpu:
+    """The memory of the first GPU, through the TVM runtime, which has to be loaded."""
+
+    vm_devices: tuple[int, ...] = (_CUDA, 0, _POOLED, _CPU, 0, _POOLED)
+
+    def __init__(self) -> None:
+        self._device = tvm_ffi.device("cuda", 0)
+        self._allocate, self._view, self._from_bytes, self._to_bytes, self._copy = (
+            tvm_ffi.get_global_func(f"runtime.TVMTensor{name}")
+            for name in (
+                "AllocWithScope", "CreateView", "CopyFromBytes", "CopyToBytes", "CopyFromTo"
+            )
+        )  # fmt: skip
+
+    def tensor(self, array: Array) -> Any:
+        """See Place."""
+        made = self._allocate(
+            tvm_ffi.Shape(array.shape), tvm_ffi.dtype(str(array.dtype)), self._device, None
+        )
+        self.send(array, made)
+        return made
+
+    def send(self, array: Array, tensor: Any) -> None:
+        """See Place."""
+        self._from_bytes(tensor, _address(array), array.nbytes)
+
+    def fetch(self, tensor: Any, array: Array) -> None:
+        """See Place."""
+        self._to_bytes(tensor, _address(array), array.nbytes)
+
+    def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
+        """See Place."""
+        row = array[0]
+        here, there = (
+            self._view(tensor, tvm_ffi.Shape(row.shape), tvm_ffi.dtype(str(row.dtype)), at)
+            for at in (source * row.nbytes, destination * row.nbytes)
+        )
+        self._copy(here, there)
+
+
+def _address(array: Array) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def place_of(kind: str, directory: Path) -> Place:
+    """Where the tensors of an artifact for this kind of target lie; ArtifactError if nowhere."""
+    if kind != "cuda":
+        return Process()
+    _load(directory / CUDA_RUNTIME)
+    if not _has_gpu():
+        raise ArtifactError(
+            f"{directory}: compiled for NVIDIA GPUs, and there is none that CUDA can use",
+            "check nvidia-smi, or compile the model for the CPU: xpuc compile MODEL --target llvm",
+        )
+    return Gpu()
+
+
+def _load(library: Path) -> None:
+    """TVM's CUDA half, with the libraries it is linked to."""
+    if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
+        return
+    _load_first(("libcuda.so.1",), "NVIDIA's driver", "install the driver of the GPU")
+    _load_first(
+        (_CUDART, *_in_wheels(_CUDART)), "CUDA's runtime library",
+        "pip install 'nvidia-cuda-runtime==13.0.*', or install a CUDA 13 toolkit",
+    )  # fmt: skip
+    ctypes.CDLL(str(library.resolve()))
+
+
+def _load_first(names: tuple[str, ...], what: str, hint: str) -> None:
+    for name in names:
+        try:
+            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return
+    raise ArtifactError(f"{what} ({Path(names[0]).name}) is not on this machine", hint)
+
+
+def _in_wheels(library: str) -> tuple[str, ...]:
+    """Where NVIDIA's wheels, which torch brings too, would have it."""
+    if importlib.util.find_spec("nvidia") is None:
+        return ()
+    spec = importlib.util.find_spec("nvidia.cu13")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return tuple(str(Path(folder) / "lib" / library) for folder in folders)
+
+
+def _has_gpu() -> bool:
+    attribute = tvm_ffi.get_global_func("runtime.GetDeviceAttr")
+    return bool(attribute(_CUDA, 0, 0))

@@ -1,0 +1,65 @@
+"""A whole model on the emulated GPU: compiled for cuda, loaded by the runtime, against the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emu import fake_driver
+from emu.device import Emulator
+
+import xpuc
+from xpuc.codegen.compile import Options, compile_model
+from xpuc.codegen.cuda import device_code
+from xpuc.runtime.engine import Engine
+
+PROMPTS = [[3, 14, 15, 92, 6, 5, 35, 8], list(range(1, 70)), [41]]
+
+
+@pytest.fixture(scope="module")
+def emulated_compiler() -> Iterator[None]:
+    """What compiles for cuda makes code for the emulated GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_code, "find_compiler", Emulator)
+        yield
+
+
+def loaded(checkpoint: Path, folder: Path, target: str, **options: Any) -> Engine:
+    made = compile_model(
+        checkpoint, target, folder / f"{target.split()[0]}.xpuc", options=Options(**options)
+    )
+    return xpuc.load(made.path)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.usefixtures("emulated_compiler")
+def test_a_tiny_model_answers_as_on_the_cpu(
+    name: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    checkpoint = tiny_model(name, weights="Q4_0")
+    sizes = {"ctx": 128, "max_batch": 2, "max_chunk": 32}
+    answers = []
+    for target in ("llvm", "cuda -arch=sm_90a"):
+        before = fake_driver.launches()
+        with loaded(checkpoint, tmp_path, target, **sizes) as engine:
+            results = engine.generate(
+                PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=0
+            )
+            answers.append([(r.ids, [p.logprob for p in r.logprobs]) for r in results])
+        assert (fake_driver.launches() > before) == target.startswith("cuda")
+    for (ids, logprobs), (want, expected) in zip(answers[1], answers[0], strict=True):
+        assert ids == want
+        assert logprobs == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("emulated_compiler")
+def test_smollm2_gives_the_tokens_of_the_cpu(smollm2_gguf: Path, tmp_path: Path) -> None:
+    answers = []
+    for target in ("llvm", "cuda -arch=sm_90a"):
+        with loaded(smollm2_gguf, tmp_path, target, ctx=256, max_batch=1, max_chunk=64) as engine:
+            prompt = "The capital of France is"
+            answers.append(engine.generate(prompt, max_tokens=16, temperature=0).ids)
+    assert answers[0] == answers[1]
