@@ -94,6 +94,11 @@ class Options:
             raise RequestError(
                 f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
             )
+        if self.deterministic and self.target.startswith("cuda"):
+            raise UnsupportedError(
+                "--deterministic: prompts run on tensor cores, whose sums have another order",
+                "leave it out, or compile for the CPU (--target llvm)",
+            )
         for name in self.no_fuse:
             if name not in FUSIONS:
                 raise UnsupportedError(f"unknown fusion: {name!r}", nearest(name, FUSIONS))

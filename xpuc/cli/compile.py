@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
-from xpuc.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from xpuc.codegen.compile import Compiled
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--target",
-    type=click.Choice(["llvm", "cuda"]),
     default="llvm",
     show_default=True,
-    help="What to compile for: llvm is the CPU; cuda is not built yet.",
+    metavar="TARGET",
+    help="llvm (the CPU), cuda, or 'cuda -arch=sm_80,sm_90a'.",
 )
 @click.option(
     "-o",
@@ -114,11 +113,6 @@ def command(
 
     MODEL is a GGUF file, or any part of a split one. The artifact appears whole or not at all.
     """
-    if options["target"] != "llvm":
-        raise UnsupportedError(
-            f"--target {options['target']}: this version of xpuc compiles for the CPU only",
-            "leave --target out, or say --target llvm",
-        )
     sources.require(model, "GGUF checkpoint")
     from xpuc.cli.progress import phases
 
