@@ -95,7 +95,7 @@ class Options:
                 f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
             )
         if self.deterministic and self.target.startswith("cuda"):
-            raise UnsupportedError(
+            raise RequestError(
                 "--deterministic: prompts run on tensor cores, whose sums have another order",
                 "leave it out, or compile for the CPU (--target llvm)",
             )

@@ -48,7 +48,7 @@ MISTAKES = [
     ("score m", "give the text one way, with --ids or with -f", "see xpuc score --help"),
     ("score m -f - --top -1", "--top -1: out of range", "choose 0 to 1000"),
     ("compile m.gguf", "m.gguf: not found", "give the path of a GGUF checkpoint"),
-    ("compile m.gguf --kv q8", "--kv: 'q8' is not one of 'f16', 'f32'", "see xpuc compile --help"),
+    ("compile m.gguf --kv q8", "--kv: 'q8' is not one of 'f16', 'f32', 'q8_0'", "see xpuc compile --help"),
     ("bench . -p 0 -n 0", "-p 0 and -n 0 leave nothing to measure", "give one of them a length"),
     ("bench . -p many", "--n-prompt: 'many' is not a number or several with commas between",
      "see xpuc bench --help"),
