@@ -96,8 +96,8 @@ class Options:
             )
         if self.deterministic and self.target.startswith("cuda"):
             raise RequestError(
-                "--deterministic: prompts run on tensor cores, whose sums have another order",
-                "leave it out, or compile for the CPU (--target llvm)",
+                "--deterministic: not for cuda",
+                "its tensor cores sum prompts in another order: leave it out, or compile for the CPU (--target llvm)",
             )
         for name in self.no_fuse:
             if name not in FUSIONS:

@@ -70,7 +70,7 @@ def without_llvm(monkeypatch):
     [
         ({"activations": "int4"}, "--activations int4: not known"),
         ({"kv": "q8"}, "--kv q8: not known"),
-        ({"target": "cuda", "deterministic": True}, "--deterministic: prompts run on tensor cores"),
+        ({"target": "cuda", "deterministic": True}, "--deterministic: not for cuda"),
         ({"ctx": -1}, "--ctx -1: out of range"),
         ({"ctx": (1 << 20) + 1}, "--ctx 1048577: out of range"),
         ({"max_batch": 0}, "--max-batch 0: out of range"),
