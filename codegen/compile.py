@@ -97,7 +97,7 @@ class Options:
         if self.deterministic and self.target.startswith("cuda"):
             raise RequestError(
                 "--deterministic: not for cuda",
-                "its tensor cores sum prompts in another order: leave it out, or compile for the CPU (--target llvm)",
+                "its tensor cores sum prompts in another order: leave it out, or say --target llvm",
             )
         for name in self.no_fuse:
             if name not in FUSIONS:
