@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,9 +45,24 @@ class KvPool:
 
     def copy(self, source: int, destination: int) -> None:
         """Block `destination` holds what `source` does, in every layer."""
+        for array, tensor in self._pairs():
+            self._place.copy_row(array, tensor, source, destination)
+
+    def fetch(self, block: int) -> list[npt.NDArray[np.uint8]]:
+        """What the block holds: its buffers."""
+        for array, tensor in self._pairs():
+            self._place.fetch_row(tensor, array, block)
+        return self.buffers(block)
+
+    def send(self, block: int) -> None:
+        """The block holds what was written to its buffers."""
+        for array, tensor in self._pairs():
+            self._place.send_row(array, tensor, block)
+
+    def _pairs(self) -> Iterator[tuple[npt.NDArray[Any], Any]]:
+        """Each array and its tensor."""
         for layer, arrays in self.layers.items():
-            for array, tensor in zip(arrays, self.tensors[layer], strict=True):
-                self._place.copy_row(array, tensor, source, destination)
+            yield from zip(arrays, self.tensors[layer], strict=True)
 
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
         """The block's own memory in each array, `block_bytes` in all; no copies."""

@@ -41,6 +41,12 @@ class Place(Protocol):
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """Row `destination` holds what row `source` does."""
 
+    def send_row(self, array: Array, tensor: Any, row: int) -> None:
+        """`send` of one row."""
+
+    def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
+        """`fetch` of one row."""
+
 
 class Process:
     """The process's own memory."""
@@ -60,6 +66,12 @@ class Process:
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """See Place."""
         array[destination] = array[source]
+
+    def send_row(self, array: Array, tensor: Any, row: int) -> None:
+        """See Place."""
+
+    def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
+        """See Place."""
 
 
 class Gpu:
@@ -94,12 +106,21 @@ class Gpu:
 
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """See Place."""
-        row = array[0]
-        here, there = (
-            self._view(tensor, tvm_ffi.Shape(row.shape), tvm_ffi.dtype(str(row.dtype)), at)
-            for at in (source * row.nbytes, destination * row.nbytes)
-        )
-        self._copy(here, there)
+        self._copy(self._row(array, tensor, source), self._row(array, tensor, destination))
+
+    def send_row(self, array: Array, tensor: Any, row: int) -> None:
+        """See Place."""
+        self.send(array[row], self._row(array, tensor, row))
+
+    def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
+        """See Place."""
+        self.fetch(self._row(array, tensor, row), array[row])
+
+    def _row(self, array: Array, tensor: Any, row: int) -> Any:
+        """One row of a tensor as a tensor of its own."""
+        one = array[row]
+        shape, dtype = tvm_ffi.Shape(one.shape), tvm_ffi.dtype(str(one.dtype))
+        return self._view(tensor, shape, dtype, row * one.nbytes)
 
 
 def _address(array: Array) -> ctypes.c_void_p:

@@ -28,7 +28,14 @@ class BlockMemory(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    def buffers(self, block: int, /) -> list[npt.NDArray[np.uint8]]: ...
+    def fetch(self, block: int, /) -> list[npt.NDArray[np.uint8]]:
+        """Its bytes, in memory of the process."""
+
+    def buffers(self, block: int, /) -> list[npt.NDArray[np.uint8]]:
+        """Where `send` takes its bytes from."""
+
+    def send(self, block: int, /) -> None:
+        """The block holds what was written to its buffers."""
 
 
 class PrefixStore:
@@ -65,7 +72,9 @@ class PrefixStore:
             n = store.longest([link.digest for link in links])
             # From the end, because a use makes a block stay: a prefix is to lose its end first.
             for place in reversed(range(n)):
-                if not store.get(links[place].digest, memory.buffers(blocks[place])):
+                if store.get(links[place].digest, memory.buffers(blocks[place])):
+                    memory.send(blocks[place])
+                else:
                     n = place
         except Exception as error:
             self._give_up(error)
@@ -76,7 +85,7 @@ class PrefixStore:
         """Keep a block that is about to be overwritten."""
         if self._is_open:
             try:
-                self.stores[group].put(digest, self._memories[group].buffers(block))
+                self.stores[group].put(digest, self._memories[group].fetch(block))
             except Exception as error:
                 self._give_up(error)
 

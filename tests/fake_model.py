@@ -151,6 +151,12 @@ class FakeKv:
         self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in arrays]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
+    def fetch(self, block: int) -> list[npt.NDArray[np.uint8]]:
+        return self.buffers(block)
+
+    def send(self, block: int) -> None:
+        pass
+
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
         return [each[block] for each in self._bytes]
 

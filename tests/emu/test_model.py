@@ -57,6 +57,24 @@ def test_a_tiny_model_answers_as_on_the_cpu(
         assert logprobs == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.usefixtures("emulated_compiler")
+def test_blocks_of_a_gpu_are_copied_stored_and_found_again(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = compile_model(
+        tiny_model("llama", weights="Q4_0"), "cuda -arch=sm_90a", tmp_path / "m.xpuc",
+        options=Options(ctx=128, max_batch=2, max_chunk=64),
+    )  # fmt: skip
+    prompt, options = list(range(1, 50)), {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    with xpuc.load(made.path, store=tmp_path / "kv") as engine:
+        forked = engine.generate(prompt, n=2, seed=1, **(options | {"temperature": 0.8}))
+        alone = engine.generate(prompt, **options)
+        assert len(forked.others) == 1
+    with xpuc.load(made.path, store=tmp_path / "kv") as engine:
+        assert engine.generate(prompt, **options).ids == alone.ids
+        assert engine.scheduler.kv.counters.store_tokens == 48
+
+
 @pytest.mark.model
 @pytest.mark.usefixtures("emulated_compiler")
 def test_smollm2_gives_the_tokens_of_the_cpu(smollm2_gguf: Path, tmp_path: Path) -> None:
