@@ -9,6 +9,7 @@ from functools import partial
 from tvm import tirx
 
 from xpuc.ir.activation import Q8_BLOCK
+from xpuc.schedules.attention_job import GROUP
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.accumulators import Accumulators
 from xpuc.schedules.llvm.attention_core import (
@@ -24,7 +25,7 @@ from xpuc.schedules.llvm.attention_core import (
     span_of,
 )
 from xpuc.schedules.llvm.attention_prefill import attention_prefill, tile_rows_for
-from xpuc.schedules.llvm.pools import GROUP, Place, Pool, Weights
+from xpuc.schedules.llvm.pools import Place, Pool, Weights
 from xpuc.schedules.llvm.quantize import Q8a, emit_block, q8a_args
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 

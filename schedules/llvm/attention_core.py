@@ -7,8 +7,9 @@ from functools import reduce
 
 from tvm import tirx
 
+from xpuc.schedules.attention_job import GROUP, AttentionJob
 from xpuc.schedules.llvm import pools, tir, vmath
-from xpuc.schedules.llvm.pools import GROUP, Place, Pool
+from xpuc.schedules.llvm.pools import Place, Pool
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
@@ -27,48 +28,19 @@ _POWER = (
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention layer over a paged pool.
+class Attention(AttentionJob):
+    """An attention layer on a core whose vectors are of `lanes` f32."""
 
-    `window` is how many tokens a row sees, itself included (None: all); `softcap` bounds a score s
-    to softcap * tanh(s / softcap). The context is cut in segments of `segment_tokens`: inside one,
-    softmax has one maximum; segments are merged in ascending order.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    kv_dtype: str = "float16"
-    block_tokens: int = 16
-    segment_tokens: int = 128
     lanes: int = 8
 
     def __post_init__(self) -> None:
-        assert self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}"
+        super().__post_init__()
         pools.check(self)
-        assert self.segment_tokens % GROUP == 0, f"segments of {self.segment_tokens} tokens"
-        assert self.scale > 0
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one head of the pool."""
-        return self.heads // self.kv_heads
 
     @property
     def factor(self) -> float:
         """What a difference of stored scores is multiplied with before exp."""
         return self.softcap or self.scale
-
-    @property
-    def name(self) -> str:
-        """The part of a kernel's name that tells this layer from others."""
-        words = [f"{self.heads}_{self.kv_heads}_{self.head_dim}", self.kv_dtype]
-        words += [f"w{self.window}"] if self.window else []
-        words += ["cap"] if self.softcap else []
-        return "_".join(words)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from xpuc.schedules.attention_job import GROUP
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.accumulators import Accumulators
 from xpuc.schedules.llvm.attention_core import (
@@ -21,7 +22,7 @@ from xpuc.schedules.llvm.attention_core import (
     softmax,
     span_of,
 )
-from xpuc.schedules.llvm.pools import GROUP, Place, Pool, Weights
+from xpuc.schedules.llvm.pools import Place, Pool, Weights
 from xpuc.schedules.llvm.tir import Buffer, Expr, T
 
 _DEFAULTS = AttentionKnobs()

@@ -12,29 +12,21 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from xpuc.artifact import KV_GROUP, pool_arrays
+from xpuc.schedules.attention_job import GROUP, PoolLayer
 from xpuc.schedules.llvm import tir
 from xpuc.schedules.llvm.accumulators import Accumulators
 from xpuc.schedules.llvm.quantize import quantize_group
 from xpuc.schedules.llvm.tir import Buffer, Expr
 
-GROUP = 16  # tokens loaded together; a group never crosses a block of the pool
 _LINE = 64  # bytes of a cache line
 
 Load = Callable[[Expr, int], Expr]  # (column, lanes) -> f32 value
 Store = Callable[[Expr, Expr, int], None]  # (column, f32 value, lanes)
 
 
-class Layer(Protocol):
+class Layer(PoolLayer, Protocol):
     """What the arrays of a pool follow from; vectors are of `lanes` numbers."""
 
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def kv_dtype(self) -> str: ...
-    @property
-    def block_tokens(self) -> int: ...
     @property
     def lanes(self) -> int: ...
 

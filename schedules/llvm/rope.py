@@ -7,6 +7,7 @@ from functools import partial
 
 from tvm import tirx
 
+from xpuc.schedules.attention_job import QkPrepJob
 from xpuc.schedules.llvm import pools, tir
 from xpuc.schedules.llvm.norm import inverse_rms
 from xpuc.schedules.llvm.pools import Load, Place, Pool, Store
@@ -37,29 +38,14 @@ def rope_table(n_rot: int, n: int | None, mscale: float = 1.0) -> tirx.PrimFunc:
 
 
 @dataclass(frozen=True)
-class QkPrep:
-    """What happens to q, k and v between their projection and attention, and where they go.
+class QkPrep(QkPrepJob):
+    """The preparation of q, k and v on a core whose vectors are of `lanes` f32."""
 
-    `pairing` is "norm" (dimensions 2i and 2i + 1 turn together) or "neox" (i and i + n_rot / 2);
-    `eps` is that of the q and k norm, None where the model has none.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    n_rot: int
-    pairing: str
-    eps: float | None = None
-    kv_dtype: str = "float16"
-    block_tokens: int = 16
-    joined: bool = True
     lanes: int = 8
 
     def __post_init__(self) -> None:
-        assert self.pairing in ("norm", "neox"), self.pairing
+        super().__post_init__()
         pools.check(self)
-        assert self.n_rot % 2 == 0, f"{self.n_rot} dimensions cannot be paired"
-        assert self.n_rot <= self.head_dim
 
 
 @dataclass(frozen=True)
@@ -92,9 +78,7 @@ def qk_prep(job: QkPrep, n: int | None) -> tirx.PrimFunc:
             with tir.when(slot >= 0):
                 _write_kv(job, step, row, slot)
 
-    words = [job.pairing, *(["qknorm"] if job.eps is not None else []), job.kv_dtype]
-    sizes = f"{job.heads}_{job.kv_heads}_{job.head_dim}_{job.n_rot}"
-    return tir.prim_func(f"qk_prep_{sizes}_{'_'.join(words)}_r{n or 'n'}", body)
+    return tir.prim_func(f"qk_prep_{job.name}_r{n or 'n'}", body)
 
 
 def _rows(n: int | None) -> int | Expr:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import kv_pools
 import numpy as np
 import pytest
 from activations import q8a_shapes
 from kernel_calls import build, call
+from paged import Paged, decode_work, expected, paged, prefill_work
 
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
 from xpuc.schedules.llvm.attention_core import Attention, AttentionKnobs
@@ -56,64 +56,6 @@ def reduce_to_q8(job: Attention, n: int | None) -> Any:
     return attention_reduce(job, n, quantize=True)
 
 
-@dataclass
-class Paged:
-    """Sequences in shuffled blocks of a pool whose other slots hold NaN; their last rows are asked.
-
-    The rows of sequence i are rows[i][0] to rows[i][1] of the step; one padded row comes last.
-    """
-
-    job: Attention
-    q: Any
-    positions: Any
-    rows: list[tuple[int, int]]
-    contexts: list[tuple[Any, Any]]
-    block_table: Any
-    pools: list[Any]
-
-
-def paged(job: Attention, sequences: list[tuple[int, int]], seed: int = 0) -> Paged:
-    """`sequences` are (tokens, rows asked)."""
-    rng = np.random.default_rng(seed)
-    bt, kvh, hd = job.block_tokens, job.kv_heads, job.head_dim
-    blocks = [-(-tokens // bt) for tokens, _ in sequences]
-    free = iter(rng.permutation(sum(blocks) + 3))
-    table = np.zeros((len(sequences), max(blocks) + 2), np.int32)
-    dtype = job.kv_dtype
-    pools = kv_pools.filled(sum(blocks) + 3, kvh, hd, dtype=dtype, block_tokens=bt, filler=np.nan)
-    contexts, rows, positions, start = [], [], [], 0
-    for i, (tokens, asked) in enumerate(sequences):
-        k, v = rng.standard_normal((2, tokens, kvh, hd)).astype(np.float32)
-        for t in range(tokens):
-            if t % bt == 0:
-                table[i, t // bt] = next(free)
-            kv_pools.write(pools, dtype, (table[i, t // bt], t % bt), k[t], v[t])
-        contexts.append((kv_pools.kept(dtype, k), kv_pools.kept(dtype, v)))
-        rows.append((start, start + asked))
-        positions += range(tokens - asked, tokens)
-        start += asked
-    q = rng.standard_normal((start + 1, job.heads * hd), np.float32) * 2
-    return Paged(job, q, np.array([*positions, 0], np.int32), rows, contexts, table, pools)
-
-
-def expected(data: Paged) -> Any:
-    job = data.job
-    out = np.zeros((len(data.q), job.heads, job.head_dim))
-    for (first, last), (k, v) in zip(data.rows, data.contexts, strict=True):
-        for row in range(first, last):
-            position = data.positions[row]
-            seen = slice(max(0, position - job.window + 1) if job.window else 0, position + 1)
-            for head in range(job.heads):
-                query = data.q[row].reshape(job.heads, job.head_dim)[head].astype(np.float64)
-                kv = head // job.group
-                s = k[seen, kv].astype(np.float64) @ query * job.scale
-                if job.softcap:
-                    s = job.softcap * np.tanh(s / job.softcap)
-                p = np.exp(s - s.max())
-                out[row, head] = p @ v[seen, kv].astype(np.float64) / p.sum()
-    return out.reshape(len(data.q), -1)
-
-
 def decode(
     data: Paged,
     rows: list[int] | None = None,
@@ -127,15 +69,7 @@ def decode(
     step = range(n - 1) if rows is None else rows
     q = data.q if rows is None else data.q[rows]
     positions = data.positions if rows is None else data.positions[rows]
-    work, tiles = [], []
-    for i, row in enumerate(step):
-        seq = next(s for s, (a, b) in enumerate(data.rows) if a <= row < b)
-        position = data.positions[row]
-        start = max(0, position - job.window + 1) if job.window else 0
-        segments = range(start // job.segment_tokens, position // job.segment_tokens + 1)
-        tiles.append((i, 1, len(work), len(segments)))
-        work += [(i, 1, seq, segment) for segment in segments]
-    work, tiles = np.array(work, np.int32), np.array(tiles, np.int32)
+    work, tiles = decode_work(data, step)
     n, w = len(q), len(work)
     split = built(attention_split, job, n if static else None, knobs)
     acc, ml = call(
@@ -159,14 +93,8 @@ def prefill(
 ) -> Any:
     job, n = data.job, len(data.q)
     most = tile_rows or tile_rows_for(job.heads, job.kv_heads, job.head_dim)
-    work = [
-        (row, min(most, last - row), seq, 0)
-        for seq, (first, last) in enumerate(data.rows)
-        for row in range(first, last, most)
-    ]
-    tiles = [(row, n_rows, i, 1) for i, (row, n_rows, _, _) in enumerate(work)]
-    index = [np.array(items, np.int32) for items in (tiles, work)]
-    inputs = [data.q, data.positions, *index, data.block_table, *data.pools]
+    work, tiles = prefill_work(data, most)
+    inputs = [data.q, data.positions, tiles, work, data.block_table, *data.pools]
     kernel = built(attention_prefill, job, n if static else None, tile_rows, knobs)
     (out,) = call(kernel, inputs, [(data.q.shape, "float32")])
     return out
