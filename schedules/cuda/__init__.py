@@ -15,6 +15,7 @@ import numpy as np
 from tvm import relax
 
 from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Var
+from xpuc.schedules.attention_job import QkPrepJob
 from xpuc.schedules.cuda import (
     argmax,
     attention,
@@ -33,7 +34,7 @@ from xpuc.schedules.cuda.matmul import MatmulKnobs
 from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import MOST_ROWS, Weight
 from xpuc.schedules.cuda.quantize import quantize
-from xpuc.schedules.cuda.rope import QkPrep, qk_prep
+from xpuc.schedules.cuda.rope import qk_prep
 from xpuc.schedules.operands import activation_of, nested, outputs_of, planes_of, result_rows
 
 __all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
@@ -166,7 +167,7 @@ def _rope_table(emit: Emitter, site: Site, knobs: Any) -> Var:
 def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
     a, joined = site.attrs, bool(site.attrs["joined"])
     table = site.operands[1 if joined else 3]
-    job = QkPrep(
+    job = QkPrepJob(
         a["heads"], a["kv_heads"], a["head_dim"], int(table.ty.shape[1]), a["pairing"],
         eps=a["eps"] if a["norm"] else None, kv_dtype=site.kv_dtype,
         block_tokens=site.block_tokens, joined=joined,
@@ -248,11 +249,11 @@ def _many_rows(site: Site) -> bool:
 
 
 def _decodes(site: Site) -> bool:
-    return site.n is not None and site.kv_dtype != "q8_0"
+    return site.n is not None
 
 
 def _flash(site: Site) -> bool:
-    return attention_prefill.accepts(_attention_job(site)) and site.kv_dtype != "q8_0"
+    return attention_prefill.accepts(_attention_job(site))
 
 
 def _quantised_rows_are_whole(site: Site) -> bool:
@@ -261,10 +262,6 @@ def _quantised_rows_are_whole(site: Site) -> bool:
 
 def _two_rows_alike(site: Site) -> bool:
     return len(site.operands[1].ty.shape) == 2
-
-
-def _plain_pools(site: Site) -> bool:
-    return site.kv_dtype != "q8_0"
 
 
 # fmt: off
@@ -282,7 +279,7 @@ SCHEDULES: tuple[Schedule, ...] = (
     Schedule("block_norm", "block_norm", _always, _block_norm),
     Schedule("quantize", "quantize", _always, _quantize),
     Schedule("rope_table", "rope_table", _always, _rope_table),
-    Schedule("qk_prep", "qk_prep", _plain_pools, _qk_prep),
+    Schedule("qk_prep", "qk_prep", _always, _qk_prep),
     Schedule("attention_split", "attention", _decodes, _attention_split),
     Schedule("attention_flash", "attention", _flash, _attention_flash, batch_invariant=False),
     Schedule("argmax", "argmax", _always, _argmax),

@@ -12,52 +12,25 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from xpuc.ir.activation import Q8_BLOCK
-from xpuc.schedules.cuda import tir
+from xpuc.schedules.attention_job import AttentionJob
+from xpuc.schedules.cuda import pools, tir
+from xpuc.schedules.cuda.pools import VECTOR, Place, Pool
 from xpuc.schedules.cuda.quantize import Q8a
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
 NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
 _WARPS = 4
-_VECTOR = 8  # elements of the pool that a lane takes at a time
 _LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
-class Attention:
-    """One attention layer over a paged pool.
-
-    `window` is how many tokens a row sees, itself included (None: all); `softcap` bounds a score s
-    to softcap * tanh(s / softcap). The context is cut in segments of `segment_tokens`.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    kv_dtype: str = "float16"
-    block_tokens: int = 16
-    segment_tokens: int = 128
+class Attention(AttentionJob):
+    """An attention layer whose heads a warp takes 8 dimensions a lane."""
 
     def __post_init__(self) -> None:
-        assert self.heads % self.kv_heads == 0, f"{self.heads} heads over {self.kv_heads}"
-        assert self.head_dim % _VECTOR == 0, f"head size {self.head_dim}"
-        assert self.head_dim <= WARP * _VECTOR, f"head size {self.head_dim}"
-        assert self.block_tokens % 16 == 0, f"blocks of {self.block_tokens} tokens"
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one head of the pool."""
-        return self.heads // self.kv_heads
-
-    @property
-    def name(self) -> str:
-        """The part of a kernel's name that tells this layer from others."""
-        words = [f"{self.heads}_{self.kv_heads}_{self.head_dim}", self.kv_dtype]
-        words += [f"w{self.window}"] if self.window else []
-        words += ["cap"] if self.softcap else []
-        return "_".join(words)
+        super().__post_init__()
+        assert self.head_dim % VECTOR == 0, f"head size {self.head_dim}"
+        assert self.head_dim <= WARP * VECTOR, f"head size {self.head_dim}"
 
     def score(self, dot: Expr) -> Expr:
         """What a dot product counts, in powers of two: 2^(score - largest score) is its weight."""
@@ -68,71 +41,47 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class _Pool:
-    """The K/V of one head of one sequence."""
+class Context:
+    """Where the keys and values of one sequence's head are found."""
 
-    job: Attention
-    keys: Buffer
-    values: Buffer
+    pool: Pool
     block_table: Buffer
     seq: Expr
     kv_head: Expr
 
-    def place(self, token: Expr) -> tuple[Expr, Expr]:
-        """The block of the pool that holds a token, and the token's offset in it."""
-        tokens = self.job.block_tokens
-        return tir.let(self.block_table[self.seq, token // tokens]), tir.let(token % tokens)
-
-    def load_keys(self, into: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
-        """Dimension d of 8 tokens from an offset that is a multiple of 8."""
-        # Said as a product, so that the compiler knows the load is aligned.
-        offset = place[1] // _VECTOR * _VECTOR
-        _load(into, self.keys, (place[0], self.kv_head, d, offset), self.job.kv_dtype)
-
-    def load_values(self, into: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
-        """8 dimensions of a token."""
-        _load(into, self.values, (place[0], self.kv_head, place[1], d), self.job.kv_dtype)
-
-
-def _load(into: Buffer, pool: Buffer, index: tuple[Expr, ...], dtype: str) -> None:
-    """8 elements of the pool in f32."""
-    lanes = min(_VECTOR, 16 // (4 if dtype == "float32" else 2))
-    *outer, last = index
-    for first in range(0, _VECTOR, lanes):
-        part = tir.registers(lanes, dtype)
-        tir.store(part, 0, tir.load(pool, (*outer, last + first), lanes), lanes)
-        for i in range(lanes):
-            value = part[i] if dtype == "float32" else tir.cast(part[i], "float32")
-            tir.store(into, first + i, value)
+    def place(self, token: Expr) -> Place:
+        """Where a token lies in the pool."""
+        tokens = self.pool.layer.block_tokens
+        block = tir.let(self.block_table[self.seq, token // tokens])
+        return Place(block, self.kv_head, tir.let(token % tokens))
 
 
 def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
     """Each work item's part of attention.
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
-    segment); block_table i32 (s, max_blocks); Kp (blocks, kv_heads, head_dim, block_tokens), Vp
-    (blocks, kv_heads, block_tokens, head_dim); outputs acc f32 (w, heads, head_dim), the weighted
-    sum of values, and ml f32 (w, heads, 2), the largest score and the sum of weights.
+    segment); block_table i32 (s, max_blocks); the arrays of the pool; outputs acc f32 (w, heads,
+    head_dim), the weighted sum of values, and ml f32 (w, heads, 2), the largest score and the sum
+    of weights.
     """
     rows = tir.rows_var() if n is None else n
 
     def body() -> None:
         hd, heads = job.head_dim, job.heads
-        items, blocks = tir.rows_var("w"), tir.rows_var("n_blocks")
+        items = tir.rows_var("w")
         q = tir.arg("q", (rows, heads * hd), "float32")
         positions = tir.arg("positions", (rows,), "int32")
         work = tir.arg("work", (items, 4), "int32")
         table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
-        keys = tir.arg("keys", (blocks, job.kv_heads, hd, job.block_tokens), job.kv_dtype)
-        values = tir.arg("values", (blocks, job.kv_heads, job.block_tokens, hd), job.kv_dtype)
+        pool = pools.declare(job)
         acc = tir.arg("acc", (items, heads, hd), "float32")
         ml = tir.arg("ml", (items, heads, 2), "float32")
         threads = tir.launch((job.kv_heads, items), _WARPS)
         kv_head, item = threads.block
         row = tir.let(work[item, 0])
-        pool = _Pool(job, keys, values, table, tir.let(work[item, 2]), kv_head)
+        context = Context(pool, table, tir.let(work[item, 2]), kv_head)
         first = tir.let(work[item, 3] * job.segment_tokens)
-        split = _Split(job, threads, pool, first, tir.let(positions[row]))
+        split = _Split(job, threads, context, first, tir.let(positions[row]))
         split.read_queries(q, row)
         split.score()
         split.weigh(ml, item)
@@ -149,9 +98,9 @@ class _Split:
     """
 
     def __init__(
-        self, job: Attention, threads: Threads, pool: _Pool, first: Expr, position: Expr
+        self, job: Attention, threads: Threads, context: Context, first: Expr, position: Expr
     ) -> None:
-        self.job, self.threads, self.pool = job, threads, pool
+        self.job, self.threads, self.context = job, threads, context
         self.first, self.position = first, position
         self.low = tir.let(tir.maximum(0, position - job.window + 1)) if job.window else 0
         self.queries = tir.shared((job.group, job.head_dim), "float32")
@@ -163,7 +112,7 @@ class _Split:
     def read_queries(self, q: Buffer, row: Expr) -> None:
         """Into shared memory."""
         job, size = self.job, self.job.group * self.job.head_dim
-        start = tir.let(self.pool.kv_head * size)
+        start = tir.let(self.context.kv_head * size)
         for first in range(0, size, _WARPS * WARP):
             i = tir.let(first + self.threads.thread)
             with tir.when(i < size):
@@ -178,32 +127,32 @@ class _Split:
             base = tir.let(turn + self.threads.warp * 16)
             token = tir.let(self.first + base)
             with tir.when(tirx.And(token <= self.position, token + 15 >= self.low)):
-                block, offset = self.pool.place(token)
-                place = block, tir.let(offset + side * _VECTOR)
-                sums = tir.registers(job.group * _VECTOR, "float32")
-                for i in range(job.group * _VECTOR):
+                place = self.context.place(token)
+                place = place._replace(offset=tir.let(place.offset + side * VECTOR))
+                sums = tir.registers(job.group * VECTOR, "float32")
+                for i in range(job.group * VECTOR):
                     tir.store(sums, i, tir.const(0.0, "float32"))
                 with tir.serial(0, -(-job.head_dim // 16)) as step:
                     d = tir.let(step * 16 + d_lane)
                     with tir.when(d < job.head_dim):
                         self._add_dots(sums, place, d)
-                for i in range(job.group * _VECTOR):
+                for i in range(job.group * VECTOR):
                     for mask in (2, 4, 8, 16):
                         tir.store(sums, i, sums[i] + tir.shuffle_xor(sums[i], mask))
                 with tir.when(d_lane == 0):
                     for g in range(job.group):
-                        for t in range(_VECTOR):
-                            at = (g, base + side * _VECTOR + t)
-                            tir.store(self.scores, at, job.score(sums[g * _VECTOR + t]))
+                        for t in range(VECTOR):
+                            at = (g, base + side * VECTOR + t)
+                            tir.store(self.scores, at, job.score(sums[g * VECTOR + t]))
         tir.sync_block()
 
-    def _add_dots(self, sums: Buffer, place: tuple[Expr, Expr], d: Expr) -> None:
-        key = tir.registers(_VECTOR, "float32")
-        self.pool.load_keys(key, place, d)
+    def _add_dots(self, sums: Buffer, place: Place, d: Expr) -> None:
+        key = tir.registers(VECTOR, "float32")
+        self.context.pool.load_keys(key, place, d)
         for g in range(self.job.group):
             query = tir.let(self.queries[g, d])
-            for t in range(_VECTOR):
-                i = g * _VECTOR + t
+            for t in range(VECTOR):
+                i = g * VECTOR + t
                 tir.store(sums, i, tir.fma(query, key[t], sums[i]))
 
     def weigh(self, ml: Buffer, item: Expr) -> None:
@@ -230,7 +179,7 @@ class _Split:
                     total = tir.let(total + weight)
                 total = tir.warp_reduce(total, "sum")
                 with tir.when(lane == 0):
-                    head = self.pool.kv_head * job.group + g
+                    head = self.context.kv_head * job.group + g
                     tir.store(ml, (item, head, 0), top)
                     tir.store(ml, (item, head, 1), total)
         tir.sync_block()
@@ -238,36 +187,36 @@ class _Split:
     def add_values(self, acc: Buffer, item: Expr) -> None:
         """A lane takes 8 dimensions of a token; the parts of a query meet in shared memory."""
         job, lane = self.job, self.threads.lane
-        lanes = job.head_dim // _VECTOR  # of a token
+        lanes = job.head_dim // VECTOR  # of a token
         side_by_side = WARP // lanes
         parts = _WARPS * side_by_side
-        sums = tir.registers(job.group * _VECTOR, "float32")
-        for i in range(job.group * _VECTOR):
+        sums = tir.registers(job.group * VECTOR, "float32")
+        for i in range(job.group * VECTOR):
             tir.store(sums, i, tir.const(0.0, "float32"))
         part = tir.let(self.threads.warp * side_by_side + lane // lanes)
-        d = tir.let(lane % lanes * _VECTOR)
+        d = tir.let(lane % lanes * VECTOR)
         with tir.serial(0, -(-job.segment_tokens // parts)) as step:
             t = tir.let(step * parts + part)
             inside = tirx.And(lane < lanes * side_by_side, t < job.segment_tokens)
             with tir.when(tirx.And(inside, self._sees(self.first + t))):
-                value = tir.registers(_VECTOR, "float32")
-                self.pool.load_values(value, self.pool.place(self.first + t), d)
+                value = tir.registers(VECTOR, "float32")
+                self.context.pool.load_values(value, self.context.place(self.first + t), d)
                 for g in range(job.group):
                     weight = tir.let(self.scores[g, t])
-                    for i in range(_VECTOR):
-                        at = g * _VECTOR + i
+                    for i in range(VECTOR):
+                        at = g * VECTOR + i
                         tir.store(sums, at, tir.fma(weight, value[i], sums[at]))
         met = tir.shared((parts, job.head_dim), "float32")
         for g in range(job.group):
             with tir.when(lane < lanes * side_by_side):
-                for i in range(_VECTOR):
-                    tir.store(met, (part, d + i), sums[g * _VECTOR + i])
+                for i in range(VECTOR):
+                    tir.store(met, (part, d + i), sums[g * VECTOR + i])
             tir.sync_block()
             self._store(acc, met, item, g, parts)
             tir.sync_block()
 
     def _store(self, acc: Buffer, met: Buffer, item: Expr, g: int, parts: int) -> None:
-        head = self.pool.kv_head * self.job.group + g
+        head = self.context.kv_head * self.job.group + g
         for first in range(0, self.job.head_dim, _WARPS * WARP):
             c = tir.let(first + self.threads.thread)
             with tir.when(c < self.job.head_dim):

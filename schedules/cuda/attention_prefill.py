@@ -8,20 +8,20 @@ the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from operator import add
 
 from tvm import tirx
 
-from xpuc.schedules.cuda import tir
-from xpuc.schedules.cuda.attention import NOTHING, Attention
+from xpuc.schedules.attention_job import GROUP
+from xpuc.schedules.cuda import pools, tir
+from xpuc.schedules.cuda.attention import NOTHING, Attention, Context
+from xpuc.schedules.cuda.pools import VECTOR, Place
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
 _WARPS = 4
 _QUERIES = 16 * _WARPS  # of a block
 _PAD = 8  # elements after a row in shared memory, so that 8 rows start in different banks
-_GROUP = 16  # tokens that are in the pool side by side
 
 
 def tile_rows_for(heads: int, kv_heads: int) -> int:
@@ -39,45 +39,32 @@ def attention_prefill(job: Attention, n: int | None) -> tirx.PrimFunc:
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (first row, rows,
     first work item, work items) with at most `tile_rows_for` rows of consecutive positions; work
-    i32 (w, 4), whose third column is the sequence; block_table i32 (s, max_blocks); Kp (blocks,
-    kv_heads, head_dim, block_tokens), Vp (blocks, kv_heads, block_tokens, head_dim); output o f32
-    (n, heads head_dim). Rows in no tile are left as they were.
+    i32 (w, 4), whose third column is the sequence; block_table i32 (s, max_blocks); the arrays
+    of the pool; output o f32 (n, heads head_dim). Rows in no tile are left as they were.
     """
     assert accepts(job), job
     rows = tir.rows_var() if n is None else n
 
     def body() -> None:
-        hd, width = job.head_dim, job.heads * job.head_dim
-        count, blocks = tir.rows_var("t"), tir.rows_var("n_blocks")
+        width = job.heads * job.head_dim
+        count = tir.rows_var("t")
         q = tir.arg("q", (rows, width), "float32")
         positions = tir.arg("positions", (rows,), "int32")
         tiles = tir.arg("tiles", (count, 4), "int32")
         work = tir.arg("work", (tir.rows_var("w"), 4), "int32")
         table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
-        keys = tir.arg("keys", (blocks, job.kv_heads, hd, job.block_tokens), job.kv_dtype)
-        values = tir.arg("values", (blocks, job.kv_heads, job.block_tokens, hd), job.kv_dtype)
+        pool = pools.declare(job)
         out = tir.arg("o", (rows, width), "float32")
         threads = tir.launch((job.kv_heads, count), _WARPS)
         kv_head, tile = threads.block
         row, n_rows, item = (tir.let(tiles[tile, i]) for i in range(3))
-        pool = _Pool(keys, values, table, tir.let(work[item, 2]), kv_head)
-        flash = _Flash(job, threads, pool, row, n_rows, tir.let(positions[row]))
+        context = Context(pool, table, tir.let(work[item, 2]), kv_head)
+        flash = _Flash(job, threads, context, row, n_rows, tir.let(positions[row]))
         flash.read_queries(q)
         flash.pass_context()
         flash.write(out)
 
     return tir.prim_func(f"attention_prefill_{job.name}_r{n or 'n'}", body)
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """The K/V of one head of one sequence."""
-
-    keys: Buffer
-    values: Buffer
-    block_table: Buffer
-    seq: Expr
-    kv_head: Expr
 
 
 class _Flash:
@@ -89,9 +76,11 @@ class _Flash:
     """
 
     def __init__(
-        self, job: Attention, threads: Threads, pool: _Pool, row: Expr, n_rows: Expr, first: Expr
-    ) -> None:
-        self.job, self.threads, self.pool, self.row, self.first = job, threads, pool, row, first
+        self, job: Attention, threads: Threads, context: Context,
+        row: Expr, n_rows: Expr, first: Expr,
+    ) -> None:  # fmt: skip
+        self.job, self.threads, self.context = job, threads, context
+        self.row, self.first = row, first
         self.chunk = 64 if job.head_dim <= 128 else 32  # tokens
         lane = threads.lane
         self.queries = n_rows * job.group
@@ -112,7 +101,7 @@ class _Flash:
         for i, m in enumerate(self.mine):
             inside = tir.let(T.Select(m < self.queries, m, tir.const(0, "int32")))
             row = tir.let(self.row + inside // job.group)
-            head = self.pool.kv_head * job.group + inside % job.group
+            head = self.context.kv_head * job.group + inside % job.group
             start = tir.let(head * job.head_dim)
             for tile in range(job.head_dim // 8):
                 c = start + 8 * tile + self.columns
@@ -137,21 +126,26 @@ class _Flash:
     def _fetch(self, start: Expr) -> None:
         """A chunk into shared memory; what no row of the tile sees becomes zeros."""
         hd = self.job.head_dim
-        groups = self.chunk // _GROUP
+        groups = self.chunk // GROUP
 
         def key(i: Expr) -> None:
             d, side = tir.let(i // (2 * groups)), tir.let(i % (2 * groups))
-            place = self._place(start + side // 2 * _GROUP)
-            index = (place[0], self.pool.kv_head, d, place[1] + side % 2 * 8)
-            self._copy(self.keys, (d, side * 8), self.pool.keys, index, place[2])
+            place, is_there = self._place(start + side // 2 * GROUP)
+            place = place._replace(offset=place.offset + side % 2 * VECTOR)
+            self._copy(
+                self.keys, (d, side * VECTOR), is_there,
+                lambda part: self.context.pool.load_keys(part, place, d),
+            )  # fmt: skip
 
         def value(i: Expr) -> None:
-            t, c = tir.let(i // (hd // 8)), tir.let(i % (hd // 8) * 8)
+            t, c = tir.let(i // (hd // VECTOR)), tir.let(i % (hd // VECTOR) * VECTOR)
             token = tir.let(start + t)
-            place = self._place(token // _GROUP * _GROUP)
-            index = (place[0], self.pool.kv_head, place[1] + token % _GROUP, c)
-            is_there = tirx.And(place[2], token <= self.last)
-            self._copy(self.values, (t, c), self.pool.values, index, is_there)
+            place, is_there = self._place(token // GROUP * GROUP)
+            place = place._replace(offset=place.offset + token % GROUP)
+            self._copy(
+                self.values, (t, c), tirx.And(is_there, token <= self.last),
+                lambda part: self.context.pool.load_values(part, place, c),
+            )  # fmt: skip
 
         self._share(hd * 2 * groups, key)
         self._share(self.chunk * hd // 8, value)
@@ -163,33 +157,27 @@ class _Flash:
             with tir.when(i < count):
                 visit(i)
 
-    def _place(self, token: Expr) -> tuple[Expr, Expr, Expr]:
-        """Of a group's first token: the block of the pool, the offset, whether it is there.
+    def _place(self, token: Expr) -> tuple[Place, Expr]:
+        """Where a group of tokens lies, from its first, and whether any row sees one of them.
 
         A place that has left the window may name no block any more.
         """
-        tokens = self.job.block_tokens
-        there = tirx.And(token <= self.last, token + _GROUP > self.low)
-        entry = self.pool.block_table[self.pool.seq, token // tokens]
+        tokens, context = self.job.block_tokens, self.context
+        there = tirx.And(token <= self.last, token + GROUP > self.low)
+        entry = context.block_table[context.seq, token // tokens]
         block = tir.let(tir.if_then_else(there, entry, tir.const(0, "int32")))
-        return block, token % tokens // _GROUP * _GROUP, there
+        return Place(block, context.kv_head, token % tokens // GROUP * GROUP), there
 
     def _copy(
-        self, into: Buffer, at: tuple[Expr, Expr], pool: Buffer, index: Sequence[Expr], there: Expr
+        self, into: Buffer, at: tuple[Expr, Expr], there: Expr, load: Callable[[Buffer], None]
     ) -> None:
         """8 elements as f16, zeros where they are not there."""
-        *outer, last = index
-        wide = self.job.kv_dtype == "float32"
-        part = tir.registers(8, "float16")
-        for i in range(8):
+        part = tir.registers(VECTOR, "float16")
+        for i in range(VECTOR):
             tir.store(part, i, tir.const(0.0, "float16"))
         with tir.when(there):
-            if not wide:
-                tir.store(part, 0, tir.load(pool, (*outer, last), 8), 8)
-            else:
-                for i in range(8):
-                    tir.store(part, i, tir.cast(pool[(*outer, last + i)], "float16"))
-        tir.store(into, at, tir.load(part, 0, 8), 8)
+            load(part)
+        tir.store(into, at, tir.load(part, 0, VECTOR), VECTOR)
 
     def _scores(self) -> Buffer:
         """Dot products of the warp's queries with the chunk: 4 f32 for each 8 tokens."""
@@ -263,7 +251,7 @@ class _Flash:
             inverse = tir.let(tir.const(1.0, "float32") / total)
             with tir.when(m < self.queries):
                 row = tir.let(self.row + m // job.group)
-                head = self.pool.kv_head * job.group + m % job.group
+                head = self.context.kv_head * job.group + m % job.group
                 start = tir.let(head * job.head_dim + self.columns)
                 for tile in range(job.head_dim // 8):
                     for c in range(2):

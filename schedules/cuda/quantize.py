@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from xpuc.artifact import KV_GROUP
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.tir import Buffer, Expr, T
@@ -42,13 +43,7 @@ class Q8a:
         whose scale is zero or below the normal range becomes zeros; a NaN anywhere in it makes the
         scale NaN, so it is not lost.
         """
-        # Compared as integers, the magnitude bits of a NaN are the largest of all.
-        magnitude = tir.bits(value, "int32") & tir.const(0x7FFFFFFF, "int32")
-        largest = tir.bits(tir.warp_reduce(magnitude, "max", Q8_HALF), "float32")
-        scale = tir.let(largest / tir.const(127.0, "float32"))
-        normal = scale >= tir.const(_SMALLEST_NORMAL, "float32")
-        one, zero = tir.const(1.0, "float32"), tir.const(0.0, "float32")
-        inverse = tir.let(T.Select(normal, one / scale, zero))
+        scale, inverse = _scale(value, Q8_HALF)
         quant = tir.let(tir.round_even(value * inverse))
         tir.store(self.xq, (block, row, lane), tir.cast(quant, "int8"))
         count = tir.let(tir.cast(tir.warp_reduce(quant, "sum", Q8_HALF), "float32"))
@@ -60,6 +55,28 @@ class Q8a:
         others = [tir.let(tir.shuffle_xor(v, Q8_HALF)) for v in (scale, count)]
         with tir.when(lane == 0):
             tir.store(self.xt, (block, row), tir.fma(others[0], others[1], sums))
+
+
+def _scale(value: Expr, lanes: int) -> tuple[Expr, Expr]:
+    """max|x| / 127 of groups of lanes, and its inverse, 0 where it is below the normal range."""
+    # Compared as integers, the magnitude bits of a NaN are the largest of all.
+    magnitude = tir.bits(value, "int32") & tir.const(0x7FFFFFFF, "int32")
+    largest = tir.bits(tir.warp_reduce(magnitude, "max", lanes), "float32")
+    scale = tir.let(largest / tir.const(127.0, "float32"))
+    normal = scale >= tir.const(_SMALLEST_NORMAL, "float32")
+    one, zero = tir.const(1.0, "float32"), tir.const(0.0, "float32")
+    return scale, tir.let(T.Select(normal, one / scale, zero))
+
+
+def quantize_group(value: Expr) -> tuple[Expr, Expr]:
+    """q8_0 of the columns of one scale, one in each lane of a warp: f16 scale, int8 code.
+
+    As ggml has it: scale max|x| / 127, codes x times its inverse with halves rounded away from
+    zero. A NaN makes the scale NaN.
+    """
+    scale, inverse = _scale(value, KV_GROUP)
+    code = tir.round_away(value * inverse)
+    return tir.cast(scale, "float16"), tir.cast(code, "int8")
 
 
 def quantize(k: int, n: int | None) -> tirx.PrimFunc:

@@ -195,6 +195,11 @@ def round_even(x: Expr) -> Expr:
     return T.call_pure_extern("int32", "__float2int_rn", x)
 
 
+def round_away(x: Expr) -> Expr:
+    """The same; ties go away from zero."""
+    return cast(T.call_pure_extern("float32", "roundf", x), "int32")
+
+
 def dp4a(a: Expr, b: Expr, c: Expr) -> Expr:
     """c + the dot product of the four int8 in `a` and in `b` (int32 or uint32 words); int32."""
     return T.call_pure_extern("int32", "__dp4a", _signed(a), _signed(b), c)

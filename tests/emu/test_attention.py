@@ -1,0 +1,91 @@
+"""Attention over paged pools on the emulated GPU, against numpy in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from activations import q8a, q8a_shapes
+from emu.device import Out, run
+from emu.gpu_weights import error
+from paged import Paged, decode_work, expected, paged, prefill_work
+
+from xpuc.schedules.cuda.attention import Attention, attention_reduce, attention_split
+from xpuc.schedules.cuda.attention_prefill import accepts, attention_prefill, tile_rows_for
+
+SMOLLM2 = Attention(9, 3, 64, 64**-0.5)
+LAYERS = [
+    SMOLLM2,
+    Attention(4, 1, 256, 256**-0.5, window=40),
+    Attention(2, 2, 80, 0.2, softcap=4.0, block_tokens=32),
+    Attention(7, 1, 16, 0.3, window=200, kv_dtype="float32"),
+    Attention(8, 1, 128, 0.1, softcap=3.0, window=17, kv_dtype="float32", block_tokens=64),
+    Attention(3, 1, 8, 0.5),
+    replace(SMOLLM2, kv_dtype="q8_0"),
+    Attention(4, 1, 256, 256**-0.5, window=40, kv_dtype="q8_0", block_tokens=32),
+    Attention(7, 1, 96, 0.1, window=200, softcap=6.0, kv_dtype="q8_0", block_tokens=64),
+    Attention(2, 2, 32, 0.2, kv_dtype="q8_0"),
+]
+each_layer = pytest.mark.parametrize("job", LAYERS, ids=lambda job: job.name)
+
+
+def decode(data: Paged, *, quantize: bool = False) -> list[Any]:
+    """One tile for each row of the step."""
+    job, n = data.job, len(data.q)
+    work, tiles = decode_work(data, range(n - 1))
+    heads, width = job.heads, job.heads * job.head_dim
+    parts = run(
+        attention_split(job, None),
+        data.q, data.positions, work, data.block_table, *data.pools,
+        Out((len(work), heads, job.head_dim), "float32"), Out((len(work), heads, 2), "float32"),
+    )  # fmt: skip
+    shapes = q8a_shapes(width, n) if quantize else [((n, width), "float32")]
+    reduce = attention_reduce(job, None, quantize=quantize)
+    return run(reduce, *parts, tiles, *(Out(*shape) for shape in shapes))
+
+
+def prefill(data: Paged) -> Any:
+    job = data.job
+    work, tiles = prefill_work(data, tile_rows_for(job.heads, job.kv_heads))
+    (out,) = run(
+        attention_prefill(job, None),
+        data.q, data.positions, tiles, work, data.block_table, *data.pools,
+        Out(data.q.shape, "float32"),
+    )  # fmt: skip
+    return out
+
+
+@each_layer
+def test_decode(job: Attention) -> None:
+    data = paged(job, [(1, 1), (300, 1), (128, 1), (129, 1), (17, 1)])
+    (out,) = decode(data)
+    assert error(out[:-1], expected(data)[:-1]) < 1e-5
+    assert np.isnan(out[-1]).all()  # of no tile, so nobody wrote it
+
+
+@pytest.mark.parametrize("job", [LAYERS[2], LAYERS[4], LAYERS[6]], ids=lambda job: job.name)
+def test_quantised_decode(job: Attention) -> None:
+    data = paged(job, [(140, 1), (20, 1)])
+    (out,) = decode(data)
+    for got, want in zip(decode(data, quantize=True), q8a(out[:-1]), strict=True):
+        np.testing.assert_array_equal(got[:, :-1], want)
+
+
+@each_layer
+def test_prefill(job: Attention) -> None:
+    if not accepts(job):
+        assert job.head_dim == 8
+        return
+    data = paged(job, [(61, 61), (150, 20), (5, 1), (256, 3)])
+    out = prefill(data)
+    assert error(out[:-1], expected(data)[:-1]) < 2e-3
+    assert np.isnan(out[-1]).all()
+
+
+def test_large_scores_neither_overflow_nor_lose_the_small_ones() -> None:
+    data = paged(SMOLLM2, [(140, 3)])
+    data.q *= 100
+    assert error(decode(data)[0][:-1], expected(data)[:-1]) < 1e-4
+    assert np.isfinite(prefill(data)[:-1]).all()
