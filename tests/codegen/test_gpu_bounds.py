@@ -1,0 +1,75 @@
+"""What kernels of the GPU take, held to stored bounds, and what their machine code is made of."""
+
+from __future__ import annotations
+
+import gpu_bounds
+import pytest
+from gpu_bounds import ARCHS, QUANTISED, Bound
+from sass import Sass, disassemble
+
+from xpuc.codegen.cuda.compiler import Fatbin
+from xpuc.codegen.cuda.ptxas import KernelUsage
+
+# Instructions of the hot loop for each weight: those with no scale below that of a block, and the
+# K formats. A value of IQ4 is looked up by byte permutations, six for four weights.
+PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 4.0, "IQ4_XS": 4.0}
+PER_WEIGHT_OF_OTHERS = 3.5
+
+
+@pytest.fixture(scope="module")
+def fatbin() -> Fatbin:
+    return gpu_bounds.compiled(gpu_bounds.kernels())
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def sass(request: pytest.FixtureRequest, fatbin: Fatbin) -> dict[str, Sass]:
+    return disassemble(fatbin.code, request.param)
+
+
+@pytest.mark.slow
+def test_every_kernel_keeps_to_its_bound(fatbin: Fatbin) -> None:
+    bounds = gpu_bounds.read()
+    assert {(row.kernel, row.arch) for row in fatbin.usage} == set(bounds)
+    over = [(row, bounds[row.kernel, row.arch]) for row in fatbin.usage]
+    assert not [(row, bound) for row, bound in over if not bound.holds(row)]
+
+
+@pytest.mark.slow
+def test_spills_are_few_and_not_of_one_row(fatbin: Fatbin, sass: dict[str, Sass]) -> None:
+    for name in {row.kernel for row in fatbin.usage if row.spill_store_bytes}:
+        loop = Sass(name, sass[name].hot_loop())
+        assert loop.count("LDL") + loop.count("STL") <= 0.02 * len(loop.instructions), name
+    for kernel in sass.values():
+        if kernel.kernel.startswith(("linear_", "gate_up_")) and kernel.kernel.endswith(
+            "_r1_kernel"
+        ):
+            assert kernel.count("LDL") + kernel.count("STL") == 0, kernel.kernel
+
+
+@pytest.mark.slow
+def test_kernels_have_the_instructions_they_are_written_for(sass: dict[str, Sass]) -> None:
+    for name, kernel in sass.items():
+        if name.startswith(("linear_", "gate_up_", "head_best_")) and "_f32_r" not in name:
+            assert kernel.count("IDP.4A") >= 8, name
+        if name.startswith(("matmul_", "gated_matmul_", "attention_prefill_")):
+            assert kernel.count("HMMA.16816.F32") >= 4, name
+        if name.startswith(("linear_", "gate_up_", "matmul_", "gated_matmul_", "attention_")):
+            assert kernel.count("LDG.E.128") or name.startswith("attention_reduce_"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", QUANTISED)
+def test_few_instructions_decode_and_multiply_a_weight(format: str, sass: dict[str, Sass]) -> None:
+    kernel = sass[gpu_bounds.name_of(gpu_bounds.mat_vec(format, 1))]
+    weights = 4 * Sass(format, kernel.hot_loop()).count("IDP.4A")
+    assert weights >= 64
+    most = PER_WEIGHT.get(format, PER_WEIGHT_OF_OTHERS)
+    assert kernel.instructions_per_weight(weights) <= most
+
+
+def test_a_bound_holds_for_what_takes_no_more() -> None:
+    usage = KernelUsage("k", "sm_80", 40, 0, 0, 8, 0, 0)
+    assert Bound.of(usage, None) == Bound(48, 8)
+    assert Bound(40, 8).holds(usage)
+    assert not Bound(39, 8).holds(usage)
+    assert not Bound(48, 4).holds(usage)

@@ -1,0 +1,183 @@
+"""Kernels of every schedule of the GPU at the shapes of an 8B model, and what each may take.
+
+    python tests/gpu_bounds.py --write "why a bound is raised"
+
+renews codegen/gpu_bounds.json: registers as they are today and 8 more, spills as they are. A bound
+that is there is kept where the kernel still keeps it; one that is raised gets the reason given.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import IRModule, tirx
+
+from xpuc.codegen import cuda
+from xpuc.codegen.cuda.compiler import Fatbin
+from xpuc.codegen.cuda.ptxas import KernelUsage
+from xpuc.codegen.target import resolve
+from xpuc.schedules.cuda.argmax import argmax, best_of_blocks, head_best, head_blocks
+from xpuc.schedules.cuda.attention import Attention, attention_reduce, attention_split
+from xpuc.schedules.cuda.attention_prefill import attention_prefill
+from xpuc.schedules.cuda.elementwise import residual_add, rope_table, softcap, take_rows
+from xpuc.schedules.cuda.embed import embed
+from xpuc.schedules.cuda.gate_up import gate_up
+from xpuc.schedules.cuda.linear import linear
+from xpuc.schedules.cuda.matmul import gated_matmul, matmul
+from xpuc.schedules.cuda.norm import rms_norm
+from xpuc.schedules.cuda.products import Weight
+from xpuc.schedules.cuda.quantize import quantize
+from xpuc.schedules.cuda.rope import QkPrep, qk_prep
+from xpuc.schedules.packed import FORMATS, packed
+
+BOUNDS = Path(__file__).parent / "codegen" / "gpu_bounds.json"
+ARCHS = ("sm_80", "sm_90a")
+SPILLS = (
+    "ptxas spills a few bytes to keep one more block resident: at most 2 % of the instructions of a"
+    " hot loop, none in a projection of one row. With __launch_bounds__(threads, 1) nothing spills,"
+    " at 1.3 to 3 times the registers, so that fewer warps hide the latency of memory"
+)
+SLACK = 8  # registers that another release of the compiler may take
+
+D_MODEL, D_FF, N_VOCAB = 4096, 14336, 128256
+ROWS = (1, 4, 8)  # of a decode step
+HEAD_SIZES = (64, 128, 256)
+QUANTISED = tuple(f for f in FORMATS if packed(f).is_quantised)
+FLOATS = tuple(f for f in FORMATS if not packed(f).is_quantised)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a kernel may take on one architecture; `reason` is why, where it was raised."""
+
+    registers: int
+    spill_bytes: int  # stored; `SPILLS` says why there are any
+    reason: str | None = None
+
+    def holds(self, usage: KernelUsage) -> bool:
+        """Whether a kernel keeps it."""
+        is_less = usage.registers <= self.registers
+        return is_less and usage.spill_store_bytes <= self.spill_bytes
+
+    @staticmethod
+    def of(usage: KernelUsage, reason: str | None) -> Bound:
+        """For a kernel as it is today."""
+        return Bound(usage.registers + SLACK, usage.spill_store_bytes, reason)
+
+
+def kernels() -> list[tirx.PrimFunc]:
+    """Those of every schedule of schedules/cuda."""
+    return [*_mat_vecs(), *_products(), *_attentions(), *_small()]
+
+
+def mat_vec(format: str, rows: int) -> tirx.PrimFunc:
+    """A square projection of a decode step."""
+    return linear([Weight(format, D_MODEL)], D_MODEL, rows, activation=_kind(format))
+
+
+def name_of(kernel: tirx.PrimFunc) -> str:
+    """The kernel's in machine code."""
+    return f"{kernel.attrs['global_symbol']}_kernel"
+
+
+def compiled(functions: list[tirx.PrimFunc]) -> Fatbin:
+    """Their code for `ARCHS`."""
+    machine = resolve("cuda -arch=" + ",".join(ARCHS))
+    module = IRModule({str(f.attrs["global_symbol"]): f for f in functions})
+    with machine.tvm, cuda.compiling(machine.archs) as made:
+        tvm.compile(module, target=machine.tvm, tir_pipeline=cuda.PIPELINE)
+    (fatbin,) = made.fatbins
+    return fatbin
+
+
+def read() -> dict[tuple[str, str], Bound]:
+    """The bounds by kernel and architecture."""
+    stored: dict[str, Any] = json.loads(BOUNDS.read_text())["kernels"]
+    return {
+        (kernel, arch): Bound(**facts)
+        for kernel, by_arch in stored.items()
+        for arch, facts in by_arch.items()
+    }
+
+
+def write(usage: Sequence[KernelUsage], reason: str | None) -> None:
+    """Renew the file; a bound is not raised without a reason."""
+    before = read() if BOUNDS.exists() else {}
+    bounds: dict[str, dict[str, Any]] = {}
+    for row in sorted(usage, key=lambda row: (row.kernel, row.arch)):
+        bound = before.get((row.kernel, row.arch))
+        if bound is None:
+            bound = Bound.of(row, None)
+        elif not bound.holds(row):
+            if reason is None:
+                sys.exit(f"{row} is over {bound}: give a reason for raising it")
+            bound = Bound.of(row, reason)
+        facts = {name: value for name, value in asdict(bound).items() if value is not None}
+        bounds.setdefault(row.kernel, {})[row.arch] = facts
+    text = {"spills": SPILLS, "kernels": bounds}
+    BOUNDS.write_text(json.dumps(text, indent=1) + "\n")
+
+
+def _kind(format: str) -> str:
+    return "q8" if packed(format).is_quantised else "f32"
+
+
+def _mat_vecs() -> Iterator[tirx.PrimFunc]:
+    for format in QUANTISED:
+        for rows in ROWS:
+            yield mat_vec(format, rows)
+    for format in FLOATS:
+        yield mat_vec(format, 1)
+    for format, rows in (("Q4_0", 1), ("Q4_0", 8), ("Q4_K", 1), ("Q6_K", 1), ("Q8_0", 1)):
+        pair = Weight(format, D_FF), Weight(format, D_FF)
+        yield gate_up(*pair, D_MODEL, rows, activation="q8", act="silu", quantize=True)
+    for format in ("Q4_K", "Q6_K", "Q8_0"):
+        yield head_best(Weight(format, N_VOCAB), D_MODEL, 1, activation="q8")
+    yield embed(Weight("Q4_K", N_VOCAB), D_MODEL, None, 1.0)
+    q, kv = Weight("Q4_K", D_MODEL), Weight("Q4_K", 1024)
+    yield linear([q, kv, Weight("Q6_K", 1024)], D_MODEL, 1, activation="q8", bias=(True,) * 3)
+    yield linear([q], D_MODEL, None, activation="q8")
+
+
+def _products() -> Iterator[tirx.PrimFunc]:
+    for format in ("F16", "Q4_0", "Q4_K", "Q6_K", "Q8_0"):
+        yield matmul([Weight(format, D_MODEL)], D_MODEL, activation=_kind(format))
+    for format in ("Q4_1", "Q4_K"):
+        pair = Weight(format, D_FF), Weight(format, D_FF)
+        yield gated_matmul(*pair, D_MODEL, activation="q8", act="silu")
+
+
+def _attentions() -> Iterator[tirx.PrimFunc]:
+    for head_dim in HEAD_SIZES:
+        job = Attention(32, 8, head_dim, scale=head_dim**-0.5)
+        yield attention_split(job, 1)
+        yield attention_reduce(job, 1, quantize=True)
+        yield attention_prefill(job, None)
+        yield qk_prep(QkPrep(32, 8, head_dim, head_dim, "neox", eps=1e-6), None)
+    yield qk_prep(QkPrep(32, 8, 128, 128, "norm"), 1)
+    yield attention_split(Attention(8, 4, 256, scale=1 / 16, window=1024, softcap=50.0), 1)
+
+
+def _small() -> Iterator[tirx.PrimFunc]:
+    yield rms_norm(D_MODEL, 1, 1e-5, quantize=True)
+    yield rms_norm(D_MODEL, 1, 1e-5, residual=True, quantize=True)
+    yield rms_norm(D_MODEL, 1, 1e-5, residual=True, post_norm=True, quantize=True)
+    yield quantize(D_FF, 1)
+    yield argmax(N_VOCAB, 1)
+    yield best_of_blocks(head_blocks(N_VOCAB), 1)
+    yield rope_table(128, 1)
+    yield take_rows(D_MODEL, None, None)
+    yield softcap(N_VOCAB, 1, 30.0)
+    yield residual_add(D_MODEL, 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--write"]:
+        sys.exit(__doc__)
+    write(compiled(kernels()).usage, sys.argv[2] if len(sys.argv) > 2 else None)
