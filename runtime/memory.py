@@ -105,14 +105,20 @@ def _left(limit: Path, use: Path, reclaimable: str) -> Iterator[int]:
 
 
 def plan(
-    manifest: Manifest, n_sequences: int, context: int, *, rings: bool = True
+    manifest: Manifest,
+    n_sequences: int,
+    context: int,
+    *,
+    rings: bool = True,
+    free: int | None = None,
 ) -> MemoryStatement:
     """Blocks for `n_sequences` sequences of `context` tokens, or as many as memory affords.
 
-    With `rings` layers with a window have as many as a sequence holds at a time.
+    With `rings` layers with a window have as many as a sequence holds at a time. `free` bytes of
+    memory can be had; default: this machine's.
     """
     bare = MemoryStatement(
-        free=free_bytes(),
+        free=free_bytes() if free is None else free,
         weights=manifest.memory["weights"],
         activations=manifest.memory["activations"],
         # What a step returns is no part of what the compiler planned.

@@ -42,7 +42,12 @@ class Model:
     """
 
     def __init__(
-        self, directory: Path, manifest: Manifest, statement: memory.MemoryStatement, context: int
+        self,
+        directory: Path,
+        manifest: Manifest,
+        place: Place,
+        statement: memory.MemoryStatement,
+        context: int,
     ) -> None:
         self.directory, self.manifest, self.memory = directory, manifest, statement
         self.n_vocab = manifest.n_vocab
@@ -59,8 +64,7 @@ class Model:
             sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
         )
         self.modes = modes_of(manifest)
-        _open_runtime(directory, manifest)
-        self._place = place = place_of(manifest.target["kind"], directory)
+        self._place = place
         self._vm = _open_library(directory, place)
         self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
@@ -178,10 +182,12 @@ def load_model(
             f"compile it again with --ctx {context}",
         )
     n = n_sequences or manifest.max_batch
-    statement = memory.plan(manifest, n, context, rings=rings)
     # Read once, when the runtime library starts its thread pool.
     os.environ["TVM_NUM_THREADS"] = str(threads or default_threads())
-    return Model(directory, manifest, statement, context)
+    _open_runtime(directory, manifest)
+    place = place_of(manifest, directory)
+    statement = memory.plan(manifest, n, context, rings=rings, free=place.free_bytes())
+    return Model(directory, manifest, place, statement, context)
 
 
 def default_threads() -> int:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import tvm_ffi
 
-from xpuc.artifact import CUDA_RUNTIME
+from xpuc.artifact import CUDA_RUNTIME, Manifest
 from xpuc.errors import ArtifactError
+from xpuc.runtime import memory
 
 Array = npt.NDArray[Any]
 _CPU, _CUDA = 1, 2  # DLPack's device types
 _POOLED = 2  # the VM's pooled allocator
+_EXISTS, _CAPABILITY, _FREE = 0, 4, 15  # TVM's DeviceAttrKind
 _CUDART = "libcudart.so.13"
 
 
@@ -28,6 +31,9 @@ class Place(Protocol):
     """Memory that the kernels of a model work on."""
 
     vm_devices: tuple[int, ...]  # what the VM is initialised with
+
+    def free_bytes(self) -> int:
+        """What can be had of it."""
 
     def tensor(self, array: Array) -> Any:
         """A tensor of the array's contents."""
@@ -52,6 +58,10 @@ class Process:
     """The process's own memory."""
 
     vm_devices: tuple[int, ...] = (_CPU, 0, _POOLED)
+
+    def free_bytes(self) -> int:
+        """See Place."""
+        return memory.free_bytes()
 
     def tensor(self, array: Array) -> Any:
         """See Place."""
@@ -87,6 +97,10 @@ class Gpu:
                 "AllocWithScope", "CreateView", "CopyFromBytes", "CopyToBytes", "CopyFromTo"
             )
         )  # fmt: skip
+
+    def free_bytes(self) -> int:
+        """See Place."""
+        return int(_attribute(_FREE))
 
     def tensor(self, array: Array) -> Any:
         """See Place."""
@@ -128,17 +142,38 @@ def _address(array: Array) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def place_of(kind: str, directory: Path) -> Place:
-    """Where the tensors of an artifact for this kind of target lie; ArtifactError if nowhere."""
-    if kind != "cuda":
+def place_of(manifest: Manifest, directory: Path) -> Place:
+    """Where the tensors of an artifact lie; ArtifactError if nowhere. Its TVM runtime is loaded."""
+    if manifest.target["kind"] != "cuda":
         return Process()
     _load(directory / CUDA_RUNTIME)
-    if not _has_gpu():
+    if not _attribute(_EXISTS):
         raise ArtifactError(
             f"{directory}: compiled for NVIDIA GPUs, and there is none that CUDA can use",
             "check nvidia-smi, or compile the model for the CPU: xpuc compile MODEL --target llvm",
         )
+    capability = str(_attribute(_CAPABILITY))
+    archs = manifest.decisions["device"]["archs"]
+    if not any(runs_on(arch, capability) for arch in archs):
+        raise ArtifactError(
+            f"{directory}: has code for {', '.join(archs)}; this GPU is of compute capability"
+            f" {capability}",
+            f"compile it with --target 'cuda -arch=sm_{capability.replace('.', '')}'",
+        )
     return Gpu()
+
+
+def runs_on(arch: str, capability: str) -> bool:
+    """Whether code for an architecture (sm_90a) runs on a GPU of a compute capability (9.0).
+
+    Code runs on later GPUs of its major version, with an `a` on the very one only.
+    """
+    code = re.fullmatch(r"sm_(\d+)(\d)(a?)", arch)
+    assert code is not None, arch
+    major, minor = (int(part) for part in capability.split("."))
+    if int(code[1]) != major:
+        return False
+    return minor == int(code[2]) if code[3] else minor >= int(code[2])
 
 
 def _load(library: Path) -> None:
@@ -172,6 +207,6 @@ def _in_wheels(library: str) -> tuple[str, ...]:
     return tuple(str(Path(folder) / "lib" / library) for folder in folders)
 
 
-def _has_gpu() -> bool:
-    attribute = tvm_ffi.get_global_func("runtime.GetDeviceAttr")
-    return bool(attribute(_CUDA, 0, 0))
+def _attribute(number: int) -> Any:
+    """What the TVM runtime says of the first GPU."""
+    return tvm_ffi.get_global_func("runtime.GetDeviceAttr")(_CUDA, 0, number)
