@@ -22,6 +22,7 @@ from xpuc.codegen import cuda
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.target import resolve
+from xpuc.schedules.attention_job import QkPrepJob
 from xpuc.schedules.cuda.argmax import argmax, best_of_blocks, head_best, head_blocks
 from xpuc.schedules.cuda.attention import Attention, attention_reduce, attention_split
 from xpuc.schedules.cuda.attention_prefill import attention_prefill
@@ -33,7 +34,7 @@ from xpuc.schedules.cuda.matmul import gated_matmul, matmul
 from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import Weight
 from xpuc.schedules.cuda.quantize import quantize
-from xpuc.schedules.cuda.rope import QkPrep, qk_prep
+from xpuc.schedules.cuda.rope import qk_prep
 from xpuc.schedules.packed import FORMATS, packed
 
 BOUNDS = Path(__file__).parent / "codegen" / "gpu_bounds.json"
@@ -159,8 +160,8 @@ def _attentions() -> Iterator[tirx.PrimFunc]:
         yield attention_split(job, 1)
         yield attention_reduce(job, 1, quantize=True)
         yield attention_prefill(job, None)
-        yield qk_prep(QkPrep(32, 8, head_dim, head_dim, "neox", eps=1e-6), None)
-    yield qk_prep(QkPrep(32, 8, 128, 128, "norm"), 1)
+        yield qk_prep(QkPrepJob(32, 8, head_dim, head_dim, "neox", eps=1e-6), None)
+    yield qk_prep(QkPrepJob(32, 8, 128, 128, "norm"), 1)
     yield attention_split(Attention(8, 4, 256, scale=1 / 16, window=1024, softcap=50.0), 1)
 
 
