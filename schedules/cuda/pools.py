@@ -85,19 +85,20 @@ class Q8Pool(Pool):
     value_scales: Buffer
 
     def load_keys(self, into: Buffer, place: Place, d: Expr) -> None:
-        scales = tir.registers(VECTOR, "float32")
         offset = _aligned(place.offset)
-        _load(scales, self.key_scales, (*place[:2], d // KV_GROUP, offset))
-        codes = tir.registers(VECTOR, "float32")
-        _load(codes, self.keys, (*place[:2], d, offset))
-        _convert(into, 0, [codes[i] * scales[i] for i in range(VECTOR)])
+        scales = _vector(self.key_scales, (*place[:2], d // KV_GROUP, offset))
+        codes = _vector(self.keys, (*place[:2], d, offset))
+        for i in range(VECTOR):
+            value = tir.cast(codes[i], "float32") * tir.cast(scales[i], "float32")
+            tir.store(into, i, tir.cast(value, str(into.dtype)))
 
     def load_values(self, into: Buffer, place: Place, d: Expr) -> None:
         scale = self.value_scales[(*place[:2], d // KV_GROUP, place.offset)]
         scale = tir.let(tir.cast(scale, "float32"))
-        codes = tir.registers(VECTOR, "float32")
-        _load(codes, self.values, (*place, d))
-        _convert(into, 0, [codes[i] * scale for i in range(VECTOR)])
+        codes = _vector(self.values, (*place, d))
+        for i in range(VECTOR):
+            value = tir.cast(codes[i], "float32") * scale
+            tir.store(into, i, tir.cast(value, str(into.dtype)))
 
     def write_key(self, place: Place, threads: Threads, emit: Callable[[Store], None]) -> None:
         # A lane has its columns in the order in which they turn, not those of one scale.
@@ -146,21 +147,18 @@ def _aligned(offset: Expr) -> Expr:
     return offset // VECTOR * VECTOR
 
 
-def _load(into: Buffer, source: Buffer, index: tuple[Expr, ...]) -> None:
-    """8 elements, converted to the dtype of `into`."""
+def _vector(source: Buffer, index: tuple[Expr, ...]) -> Buffer:
+    """Registers with 8 elements as they are stored, by loads of up to 16 bytes."""
     dtype = str(source.dtype)
     lanes = min(VECTOR, _LOAD_BYTES // np.dtype(dtype).itemsize)
-    *outer, last = index
+    part, (*outer, last) = tir.registers(VECTOR, dtype), index
     for first in range(0, VECTOR, lanes):
-        value = tir.load(source, (*outer, last + first), lanes)
-        if dtype == str(into.dtype):
-            tir.store(into, first, value, lanes)
-            continue
-        part = tir.registers(lanes, dtype)
-        tir.store(part, 0, value, lanes)
-        _convert(into, first, [part[i] for i in range(lanes)])
+        tir.store(part, first, tir.load(source, (*outer, last + first), lanes), lanes)
+    return part
 
 
-def _convert(into: Buffer, first: int, values: list[Expr]) -> None:
-    for i, value in enumerate(values, first):
-        tir.store(into, i, tir.cast(value, str(into.dtype)))
+def _load(into: Buffer, source: Buffer, index: tuple[Expr, ...]) -> None:
+    """8 elements, converted to the dtype of `into`."""
+    part = _vector(source, index)
+    for i in range(VECTOR):
+        tir.store(into, i, tir.cast(part[i], str(into.dtype)))
