@@ -54,3 +54,15 @@ def test_without_a_measurement_the_decisions_are_said() -> None:
     found = explain(OPERATION, "decode", None)
     assert set(dict(found.lines())) == {"schedule", "because", "kernels"}
     assert found.as_json()["measured_us"] is None
+
+
+def test_what_ptxas_said_of_the_operation_s_kernels_is_shown() -> None:
+    rows = [
+        {"kernel": f"{name}_kernel", "arch": "sm_80", "registers": 40, "shared_bytes": 1024,
+         "spill_store_bytes": 4, "spill_load_bytes": 8}
+        for name in ("split", "other")
+    ]  # fmt: skip
+    found = explain(OPERATION, "decode", None, {"kernels": rows})
+    said = dict(found.lines())["sm_80"]
+    assert said == "split_kernel: 40 registers, 1,024 bytes shared, 12 spilled"
+    assert found.as_json()["ptxas"] == rows[:1]

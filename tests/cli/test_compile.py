@@ -121,6 +121,7 @@ def test_explain_refuses_what_is_not_there(artifact, checkpoint):
     assert invoke("explain", artifact, "--entry", "x").err.startswith("error: --entry x: there is")
     assert "so\nhint: it has attention," in invoke("explain", artifact, "--kernel", "x").err
     assert "is not an artifact" in invoke("explain", checkpoint).err
+    assert "the artifact is for" in invoke("explain", artifact, "--gpu", "H200").err
 
 
 def test_a_context_beyond_the_compiled_one(artifact):

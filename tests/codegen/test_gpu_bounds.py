@@ -7,6 +7,7 @@ import pytest
 from gpu_bounds import ARCHS, QUANTISED, Bound
 from sass import Sass, disassemble
 
+from xpuc.bench.predict import INSTRUCTIONS
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 
@@ -63,7 +64,7 @@ def test_few_instructions_decode_and_multiply_a_weight(format: str, sass: dict[s
     kernel = sass[gpu_bounds.name_of(gpu_bounds.mat_vec(format, 1))]
     weights = 4 * Sass(format, kernel.hot_loop()).count("IDP.4A")
     assert weights >= 64
-    most = PER_WEIGHT.get(format, PER_WEIGHT_OF_OTHERS)
+    most = min(INSTRUCTIONS[format], PER_WEIGHT.get(format, PER_WEIGHT_OF_OTHERS))
     assert kernel.instructions_per_weight(weights) <= most
 
 

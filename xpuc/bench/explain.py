@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class Explained:
     record_us: float | None = None
     measured_us: float | None = None
     limited_by: str | None = None
+    code: tuple[Mapping[str, Any], ...] = ()  # ptxas rows of its kernels, for a GPU
 
     @property
     def predicted_us(self) -> float | None:
@@ -91,6 +92,7 @@ class Explained:
             "name": self.name, "uses": self.uses, "schedule": self.schedule,
             "knobs": dict(self.knobs), "reason": self.reason, "kernels": list(self.kernels),
             "bytes": self.n_bytes, "limited_by": self.limited_by,
+            **({"ptxas": [dict(row) for row in self.code]} if self.code else {}),
         } | {name: _rounded(getattr(self, name)) for name in numbers}  # fmt: skip
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -99,6 +101,15 @@ class Explained:
         yield "schedule", f"{self.schedule}" + (f" ({knobs})" if knobs else "")
         yield "because", self.reason
         yield "kernels", ", ".join(self.kernels) + f", {self.uses} times a step"
+        for row in self.code:
+            spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
+            yield (
+                row["arch"],
+                (
+                    f"{row['kernel']}: {row['registers']} registers, {row['shared_bytes']:,} bytes"
+                    f" shared, {spilled} spilled"
+                ),
+            )
         if self.measured_us is None:
             return
         parts = [f"{self.measured_us:,.1f} us"]
@@ -112,13 +123,21 @@ class Explained:
             yield "reads", f"{self.n_bytes:,} bytes of weights and K/V"
 
 
-def explain(operation: Mapping[str, Any], entry: str, step: Step | None) -> Explained:
-    """One operation of the manifest, with what its kernels took if the step was measured."""
+def explain(
+    operation: Mapping[str, Any],
+    entry: str,
+    step: Step | None,
+    device: Mapping[str, Any] | None = None,
+) -> Explained:
+    """One operation of the manifest, with what its kernels took if the step was measured.
+
+    `device` is the manifest's decision of that name, which artifacts for GPUs have.
+    """
     uses = int(operation["uses"][entry])
     record = next((m["us"] for m in reversed(operation["measured"])), None)
     said = Explained(
         operation["name"], uses, operation["schedule"], operation["knobs"], operation["reason"],
-        tuple(operation["kernels"]), record_us=record,
+        tuple(operation["kernels"]), record_us=record, code=_code(operation["kernels"], device),
     )  # fmt: skip
     if step is None:
         return said
@@ -131,8 +150,17 @@ def explain(operation: Mapping[str, Any], entry: str, step: Step | None) -> Expl
         roofline_us=sum(row.limit_us / n for row, n in zip(rows, launches, strict=True)),
         record_us=record,
         measured_us=sum(row.us / n for row, n in zip(rows, launches, strict=True)),
-        limited_by=min(limits) if limits else None,
+        limited_by=min(limits) if limits else None, code=said.code,
     )  # fmt: skip
+
+
+def _code(
+    kernels: Sequence[str], device: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], ...]:
+    """The rows that ptxas reported of these kernels."""
+    names = {f"{kernel}_kernel" for kernel in kernels}
+    rows = device["kernels"] if device else ()
+    return tuple(row for row in rows if row["kernel"] in names)
 
 
 def _rounded(value: float | None) -> float | None:

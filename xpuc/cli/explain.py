@@ -16,8 +16,10 @@ from xpuc.errors import RequestError, XpucError
 if TYPE_CHECKING:
     from xpuc.artifact import Manifest
     from xpuc.bench.explain import Explained
+    from xpuc.bench.predict import PredictedStep
 
 _ENTRY = "decode_greedy"
+GPUS = ("A100", "H100", "H200")
 
 
 @click.command()
@@ -47,6 +49,11 @@ _ENTRY = "decode_greedy"
     default=True,
     help="Run the step here and time its kernels (default), or say what was decided only.",
 )
+@click.option(
+    "--gpu",
+    type=click.Choice(GPUS),
+    help="Predict a decode step on this GPU from the manifest, for an artifact of target cuda.",
+)
 @sources.threads
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(artifact: Path, as_json: bool, **options: Any) -> None:
@@ -63,10 +70,12 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
 
     manifest = read_manifest(artifact)
     chosen = _chosen(manifest, options["entry"], options["kernel"])
+    predicted = _predicted(manifest, chosen, options)
     measured, why_not = _measured(artifact, manifest, options)
     from xpuc.bench.explain import explain
 
-    found = [explain(operation, options["entry"], measured) for operation in chosen]
+    device = manifest.decisions.get("device")
+    found = [explain(operation, options["entry"], measured, device) for operation in chosen]
     fusions = manifest.decisions["fusions"]
     ignored = manifest.decisions["records_ignored"]
     if as_json:
@@ -78,10 +87,13 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
             "roofs": measured.roofs.as_json() if measured else None,
             "step_us": round(measured.step_us, 1) if measured else None,
             "not_measured": why_not,
+            "predicted": predicted.as_json() if predicted else None,
         }
         click.echo(json.dumps(facts, indent=1))
         return
     click.echo("\n".join(_lines(found, fusions, ignored, measured, why_not)))
+    if predicted:
+        click.echo("\n".join(predicted.lines()))
 
 
 def _chosen(manifest: Manifest, entry: str, kernel: str | None) -> list[dict[str, Any]]:
@@ -101,11 +113,34 @@ def _chosen(manifest: Manifest, entry: str, kernel: str | None) -> list[dict[str
     return chosen
 
 
+def _predicted(
+    manifest: Manifest, chosen: list[dict[str, Any]], options: Mapping[str, Any]
+) -> PredictedStep | None:
+    """The step on the GPU that is named, if one is."""
+    gpu, entry = options["gpu"], options["entry"]
+    if gpu is None:
+        return None
+    if manifest.target["kind"] != "cuda":
+        raise RequestError(
+            f"--gpu {gpu}: the artifact is for {manifest.target['kind']}",
+            "compile the model with --target cuda",
+        )
+    from xpuc.bench.predict import predict
+
+    (rows,) = (each.rows for each in manifest.entry_points if each.name == entry)
+    if not rows:
+        raise RequestError(
+            f"--gpu {gpu}: steps of {entry} have any number of rows",
+            "name an entry point of a fixed number, such as --entry decode_greedy",
+        )
+    return predict(chosen, entry, rows, options["depth"], gpu)
+
+
 def _measured(
     artifact: Path, manifest: Manifest, options: Mapping[str, Any]
 ) -> tuple[Any | None, str | None]:
     """The profile of the entry point's step, or why there is none."""
-    if not options["measure"]:
+    if not options["measure"] or options["gpu"]:
         return None, None
     from xpuc.bench.explain import measure
     from xpuc.runtime.model import default_threads
