@@ -14,6 +14,7 @@ import tvm_ffi
 from cli_runs import invoke, manifest
 
 from xpuc.artifact import (
+    FORMAT_VERSION,
     LIBRARY,
     MANIFEST,
     RUNTIME,
@@ -172,7 +173,7 @@ REFUSALS = {
     "no text": (damage(MANIFEST, lambda d: d.insert(9, 0xFF)), "manifest.json: not readable as"),
     "other format": (
         rewrite(format_version=7),
-        "manifest.json: artifact format 7, this xpuc reads format 1",
+        f"manifest.json: artifact format 7, this xpuc reads format {FORMAT_VERSION}",
     ),
     "manifest edited": (
         edit('"context": 64', '"context": 96'),
