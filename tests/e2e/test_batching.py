@@ -7,7 +7,6 @@ import pytest
 from compare import log_softmax, logit_agreement
 from stepping import Stepper, in_chunks, row_by_row
 
-import xpuc
 from xpuc.runtime.engine import Engine
 
 pytestmark = pytest.mark.slow
@@ -51,14 +50,14 @@ def mixed(model, texts, seed: int) -> list[np.ndarray]:
     return stepper.logits
 
 
-def every_way(model, texts, n_mixed: int = 3) -> dict[str, list[np.ndarray]]:
+def every_way(model, texts) -> dict[str, list[np.ndarray]]:
     """Logits of each text, by how they were read; the first is row by row."""
     return {
         "row by row": [row_by_row(model, text) for text in texts],
         "one chunk": [in_chunks(model, text, [model.max_out_rows]) for text in texts],
         "uneven chunks": [in_chunks(model, text, UNEVEN) for text in texts],
         "together": together(model, texts),
-        **{f"mixed {seed}": mixed(model, texts, seed) for seed in range(n_mixed)},
+        **{f"mixed {seed}": mixed(model, texts, seed) for seed in range(3)},
     }
 
 
@@ -90,33 +89,3 @@ def test_requests_served_together_get_the_answers_they_get_alone(tiny_model, loa
         alone = [Engine(model).generate(p, max_tokens=20, **options).ids for p in prompts]
         served = Engine(model).generate(prompts, max_tokens=20, **options)
         assert [answer.ids for answer in served] == alone
-
-
-PROMPTS = [
-    "The capital of France is", "Once upon a time there was", "def fibonacci(n):", "Hello!",
-    "Dear Sir or Madam,", "To be or not to be, that", "Water boils at", "The quick brown fox",
-    "Bonjour, je m'appelle", "SELECT name FROM users WHERE", "In the beginning", "1, 2, 3, 4,",
-    "The three laws of motion say that", "Roses are red,", "Breaking news:", "A recipe for bread:",
-    "Q: What is 7 times 8?\nA:", "The moon is smaller than the earth because", "My favourite is",
-    "import numpy as",
-]  # fmt: skip
-
-
-@pytest.mark.model
-def test_a_real_model_however_a_text_is_read(smollm2_gguf, compiled, record_property):
-    artifact = compiled(smollm2_gguf, ctx=256, max_batch=4, deterministic=True)
-    engine = xpuc.load(artifact)
-    ids = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
-    answers = engine.generate(ids, max_tokens=64, temperature=0, ignore_eos=True)
-    texts = [[*prompt, *answer.ids] for prompt, answer in zip(ids, answers, strict=True)]
-    assert min(len(answer.ids) for answer in answers) == 64
-    for first in range(0, len(texts), 4):
-        some = slice(first, first + 4)
-        found = every_way(engine.model, texts[some], n_mixed=1)
-        for prompt, answer, logits in zip(
-            ids[some], answers[some], found["row by row"], strict=True
-        ):
-            follows = logits[len(prompt) - 1 : -1].copy()
-            follows[:, list(engine.tokenizer.eog_ids)] = -np.inf  # what ignore_eos keeps away
-            assert follows.argmax(-1).tolist() == answer.ids
-        check("int8", found, record_property)
