@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tvm import relax, tirx
 
 from xpuc.schedules import Emitter, Site, Type, Var
+
+# A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
+# from, is built once.
+once: Callable[..., Any] = cache(lambda build, *args, **options: build(*args, **options))
 
 
 def planes_of(site: Site) -> list[Var]:

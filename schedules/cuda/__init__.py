@@ -7,8 +7,7 @@ bits are not those of a decode step, and `--deterministic` does without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,9 @@ from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import MOST_ROWS, Weight
 from xpuc.schedules.cuda.quantize import quantize
 from xpuc.schedules.cuda.rope import qk_prep
-from xpuc.schedules.operands import activation_of, nested, outputs_of, planes_of, result_rows
+from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
 __all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
-
-# A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
-# from, is built once.
-_once: Callable[..., Any] = cache(lambda build, *args, **options: build(*args, **options))
 
 
 def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
@@ -76,7 +71,7 @@ def _biases(site: Site) -> tuple[bool, ...]:
 
 def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, biases = activation_of(site)
-    kernel = _once(
+    kernel = once(
         linear, _weights(site), site.weights[0].columns, _fixed(result_rows(site)),
         activation=kind, bias=_biases(site), knobs=knobs,
     )  # fmt: skip
@@ -85,7 +80,7 @@ def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
 
 def _matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, biases = activation_of(site)
-    kernel = _once(
+    kernel = once(
         matmul.matmul, _weights(site), site.weights[0].columns,
         activation=kind, bias=_biases(site), knobs=knobs,
     )  # fmt: skip
@@ -94,7 +89,7 @@ def _matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
 
 def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = activation_of(site)
-    kernel = _once(
+    kernel = once(
         gate_up, *_weights(site), site.weights[0].columns, _fixed(site.n),
         activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
         knobs=knobs,
@@ -105,7 +100,7 @@ def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
 def _gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = activation_of(site)
     gate, up = _weights(site)
-    kernel = _once(
+    kernel = once(
         matmul.gated_matmul, gate, up, site.weights[0].columns,
         activation=kind, act=site.attrs["activation"], knobs=knobs,
     )  # fmt: skip
@@ -120,12 +115,12 @@ def _quantised(emit: Emitter, site: Site, value: Var, columns: int) -> Var:
     """The value, quantised if the site asks for it."""
     if not site.attrs["quantize"]:
         return value
-    return emit.launch(_once(quantize, columns, _fixed(site.n)), [value], outputs_of(site.result))
+    return emit.launch(once(quantize, columns, _fixed(site.n)), [value], outputs_of(site.result))
 
 
 def _embed(emit: Emitter, site: Site, knobs: Any) -> Var:
     (weight,) = _weights(site)
-    kernel = _once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
+    kernel = once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
     return emit.launch(kernel, [site.operands[0], *planes_of(site)], [site.result])
 
 
@@ -134,19 +129,19 @@ def _head_argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
     (weight,) = _weights(site)
     n, rows = _fixed(result_rows(site)), site.result.shape[0]
     blocks = argmax.head_blocks(weight.rows, knobs)
-    kernel = _once(
+    kernel = once(
         argmax.head_best, weight, site.weights[0].columns, n, activation=kind, knobs=knobs
     )
     found = [relax.TensorType([rows, blocks], dtype) for dtype in ("float32", "int32")]
     best = emit.launch(kernel, [*x, *planes_of(site)], found)
-    search = _once(argmax.best_of_blocks, blocks, n)
+    search = once(argmax.best_of_blocks, blocks, n)
     return emit.launch(search, [emit.item(best, 0), emit.item(best, 1)], [site.result])
 
 
 def _block_norm(emit: Emitter, site: Site, knobs: Any) -> Var:
     a = site.attrs
     d = int(site.operands[0].ty.shape[1])
-    kernel = _once(
+    kernel = once(
         rms_norm, d, site.n, a["eps"],
         residual=bool(a["residual"]), post_norm=bool(a["post_norm"]), quantize=bool(a["quantize"]),
     )  # fmt: skip
@@ -154,13 +149,13 @@ def _block_norm(emit: Emitter, site: Site, knobs: Any) -> Var:
 
 
 def _quantize(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), site.n)
+    kernel = once(quantize, int(site.operands[0].ty.shape[1]), site.n)
     return emit.launch(kernel, site.operands, outputs_of(site.result))
 
 
 def _rope_table(emit: Emitter, site: Site, knobs: Any) -> Var:
     n_rot = 2 * int(site.operands[1].ty.shape[0])
-    kernel = _once(elementwise.rope_table, n_rot, site.n, site.attrs["mscale"])
+    kernel = once(elementwise.rope_table, n_rot, site.n, site.attrs["mscale"])
     return emit.launch(kernel, site.operands, [site.result])
 
 
@@ -175,7 +170,7 @@ def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, *pools = site.result.fields
     first = len(site.operands) - len(pools)
     done = emit.launch_in_place(
-        _once(qk_prep, job, site.n), site.operands, [*pools, q],
+        once(qk_prep, job, site.n), site.operands, [*pools, q],
         [*range(first, len(site.operands)), -1],
     )  # fmt: skip
     return emit.emit(relax.Tuple([emit.item(done, i) for i in (len(pools), *range(len(pools)))]))
@@ -197,10 +192,10 @@ def _attention_split(emit: Emitter, site: Site, knobs: Any) -> Var:
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
     parts = emit.launch(
-        _once(attention.attention_split, job, site.n),
+        once(attention.attention_split, job, site.n),
         [q, positions, work, block_table, *pools], [acc, ml],
     )  # fmt: skip
-    kernel = _once(attention.attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
+    kernel = once(attention.attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
     return emit.launch(
         kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], outputs_of(site.result)
     )
@@ -208,31 +203,31 @@ def _attention_split(emit: Emitter, site: Site, knobs: Any) -> Var:
 
 def _attention_flash(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, *pools, positions, tiles, work, block_table = site.operands
-    kernel = _once(attention_prefill.attention_prefill, _attention_job(site), site.n)
+    kernel = once(attention_prefill.attention_prefill, _attention_job(site), site.n)
     rows = relax.TensorType(list(q.ty.shape), "float32")
     out = emit.launch(kernel, [q, positions, tiles, work, block_table, *pools], [rows])
     return _quantised(emit, site, out, int(q.ty.shape[1]))
 
 
 def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(argmax.argmax, int(site.operands[0].ty.shape[1]), result_rows(site))
+    kernel = once(argmax.argmax, int(site.operands[0].ty.shape[1]), result_rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _take_rows(emit: Emitter, site: Site, knobs: Any) -> Var:
     columns = int(site.operands[0].ty.shape[1])
-    kernel = _once(elementwise.take_rows, columns, site.n, result_rows(site))
+    kernel = once(elementwise.take_rows, columns, site.n, result_rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _softcap(emit: Emitter, site: Site, knobs: Any) -> Var:
     columns = int(site.operands[0].ty.shape[1])
-    kernel = _once(elementwise.softcap, columns, result_rows(site), site.attrs["cap"])
+    kernel = once(elementwise.softcap, columns, result_rows(site), site.attrs["cap"])
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _add(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(elementwise.residual_add, int(site.operands[0].ty.shape[1]), site.n)
+    kernel = once(elementwise.residual_add, int(site.operands[0].ty.shape[1]), site.n)
     return emit.launch(kernel, site.operands, [site.result])
 
 

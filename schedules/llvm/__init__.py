@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
-from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Type, Var
+from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Var
 from xpuc.schedules.llvm import layouts, peak, read, select
 from xpuc.schedules.llvm.attention import attention_reduce, attention_split
 from xpuc.schedules.llvm.attention_core import Attention, AttentionKnobs
@@ -25,13 +24,9 @@ from xpuc.schedules.llvm.products import MOST_UNROLLED, LinearKnobs, Weight
 from xpuc.schedules.llvm.quantize import quantize
 from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
 from xpuc.schedules.llvm.spaces import attention_space, linear_space
+from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
 __all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
-
-
-# A model has hundreds of operations and a few dozen kernels: each of them, and the facts it is made
-# from, is built once.
-_once: Callable[..., Any] = cache(lambda build, *args, **options: build(*args, **options))
 
 
 def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
@@ -61,27 +56,8 @@ def _weights(site: Site) -> tuple[Weight, ...]:
     return tuple(Weight(w.format, w.rows) for w in site.weights)
 
 
-def _planes(site: Site) -> list[Var]:
-    return [plane for w in site.weights for plane in w.planes]
-
-
 def _isa(site: Site) -> Isa:
-    return _once(isa_for, site.target.features)
-
-
-def _activation(site: Site) -> tuple[str, list[Var], list[Var]]:
-    """The kind of the activation a projection reads, its tensors, and the operands after it."""
-    first = site.operands[0].ty
-    if str(first.dtype) == "int8":
-        return "q8", list(site.operands[:4]), list(site.operands[4:])
-    return "f32", list(site.operands[:1]), list(site.operands[1:])
-
-
-def _outputs(ty: Type) -> list[Type]:
-    """The tensors of a result, tuples flattened."""
-    if isinstance(ty, relax.TupleType):
-        return [t for field in ty.fields for t in _outputs(field)]
-    return [ty]
+    return once(isa_for, site.target.features)
 
 
 def _fixed(n: int) -> int | None:
@@ -97,83 +73,65 @@ def _n(site: Site) -> int | None:
 
 
 def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kind, x, biases = _activation(site)
+    kind, x, biases = activation_of(site)
     bias = site.attrs.get("bias", (False,) * len(site.weights))
-    kernel = _once(
+    kernel = once(
         linear, _weights(site), site.weights[0].columns, _n(site),
         activation=kind, bias=tuple(bool(b) for b in bias),
         isa=_isa(site), knobs=knobs,
     )  # fmt: skip
-    return emit.launch(kernel, [*x, *_planes(site), *biases], [site.result])
+    return emit.launch(kernel, [*x, *planes_of(site), *biases], [site.result])
 
 
 def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kind, x, _ = _activation(site)
+    kind, x, _ = activation_of(site)
     gate, up = _weights(site)
-    kernel = _once(
+    kernel = once(
         gate_up,
         gate, up, site.weights[0].columns, _n(site),
         activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
         isa=_isa(site), knobs=knobs,
     )  # fmt: skip
-    return emit.launch(kernel, [*x, *_planes(site)], _outputs(site.result))
+    return emit.launch(kernel, [*x, *planes_of(site)], outputs_of(site.result))
 
 
 def _embed(emit: Emitter, site: Site, knobs: Any) -> Var:
     (weight,) = _weights(site)
-    kernel = _once(embed, weight, site.weights[0].columns, _n(site), site.attrs["scale"])
-    return emit.launch(kernel, [site.operands[0], *_planes(site)], [site.result])
+    kernel = once(embed, weight, site.weights[0].columns, _n(site), site.attrs["scale"])
+    return emit.launch(kernel, [site.operands[0], *planes_of(site)], [site.result])
 
 
 def _head_argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kind, x, _ = _activation(site)
+    kind, x, _ = activation_of(site)
     (weight,) = _weights(site)
-    rows = site.result.shape[0]
-    n = _fixed(int(rows)) if isinstance(rows, tirx.IntImm) else None
-    kernel = _once(
+    kernel = once(
         head_argmax,
-        weight, site.weights[0].columns, n,
+        weight, site.weights[0].columns, _rows(site),
         activation=kind, isa=_isa(site), knobs=knobs, n_vocab=weight.rows,
     )  # fmt: skip
-    return emit.launch(kernel, [*x, *_planes(site)], [site.result])
+    return emit.launch(kernel, [*x, *planes_of(site)], [site.result])
 
 
 def _block_norm(emit: Emitter, site: Site, knobs: Any) -> Var:
     a = site.attrs
     d = int(site.operands[0].ty.shape[1])
-    kernel = _once(
+    kernel = once(
         rms_norm,
         d, _n(site), a["eps"],
         residual=bool(a["residual"]), post_norm=bool(a["post_norm"]), quantize=bool(a["quantize"]),
     )  # fmt: skip
-    return _nested(emit, emit.launch(kernel, site.operands, _outputs(site.result)), site.result)
-
-
-def _nested(emit: Emitter, flat: Var, ty: Type) -> Var:
-    """A flat tuple of tensors as the nested tuple the graph knows."""
-    if not isinstance(ty, relax.TupleType) or all(
-        not isinstance(f, relax.TupleType) for f in ty.fields
-    ):
-        return flat
-    index = iter(range(len(_outputs(ty))))
-
-    def build(t: Type) -> Any:
-        if isinstance(t, relax.TupleType):
-            return relax.Tuple([build(f) for f in t.fields])
-        return emit.item(flat, next(index))
-
-    return emit.emit(build(ty))
+    return nested(emit, emit.launch(kernel, site.operands, outputs_of(site.result)), site.result)
 
 
 def _quantize(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(quantize, int(site.operands[0].ty.shape[1]), _n(site))
-    return emit.launch(kernel, site.operands, _outputs(site.result))
+    kernel = once(quantize, int(site.operands[0].ty.shape[1]), _n(site))
+    return emit.launch(kernel, site.operands, outputs_of(site.result))
 
 
 def _rope_table(emit: Emitter, site: Site, knobs: Any) -> Var:
     n_rot = 2 * int(site.operands[1].ty.shape[0])
     return emit.launch(
-        _once(rope_table, n_rot, _n(site), site.attrs["mscale"]), site.operands, [site.result]
+        once(rope_table, n_rot, _n(site), site.attrs["mscale"]), site.operands, [site.result]
     )
 
 
@@ -188,7 +146,7 @@ def _qk_prep(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, *pool = site.result.fields
     inputs, count = len(site.operands), len(pool)
     done = emit.launch_in_place(
-        _once(qk_prep, job, _n(site)), site.operands, [*pool, q],
+        once(qk_prep, job, _n(site)), site.operands, [*pool, q],
         [*range(inputs - count, inputs), -1],
     )  # fmt: skip
     return emit.emit(relax.Tuple([emit.item(done, i) for i in (count, *range(count))]))
@@ -210,13 +168,13 @@ def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
     parts = emit.launch(
-        _once(attention_split, job, _n(site), knobs),
+        once(attention_split, job, _n(site), knobs),
         [q, positions, work, block_table, *pool],
         [acc, ml],
     )
-    kernel = _once(attention_reduce, job, _n(site), quantize=bool(site.attrs["quantize"]))
+    kernel = once(attention_reduce, job, _n(site), quantize=bool(site.attrs["quantize"]))
     return emit.launch(
-        kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], _outputs(site.result)
+        kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], outputs_of(site.result)
     )
 
 
@@ -224,39 +182,37 @@ def _attention_prefill(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, *pool, positions, tiles, work, block_table = site.operands
     job = _attention_job(site)
     rows = relax.TensorType(list(q.ty.shape), "float32")
-    kernel = _once(attention_prefill, job, _n(site), knobs=knobs)
+    kernel = once(attention_prefill, job, _n(site), knobs=knobs)
     out = emit.launch(kernel, [q, positions, tiles, work, block_table, *pool], [rows])
     if not site.attrs["quantize"]:
         return out
-    return emit.launch(_once(quantize, int(q.ty.shape[1]), _n(site)), [out], _outputs(site.result))
+    return emit.launch(once(quantize, int(q.ty.shape[1]), _n(site)), [out], outputs_of(site.result))
 
 
 def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(select.argmax, int(site.operands[0].ty.shape[1]), _rows(site))
+    kernel = once(select.argmax, int(site.operands[0].ty.shape[1]), _rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _take_rows(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(select.take_rows, int(site.operands[0].ty.shape[1]), _n(site), _rows(site))
+    kernel = once(select.take_rows, int(site.operands[0].ty.shape[1]), _n(site), _rows(site))
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _softcap(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(
-        select.softcap, int(site.operands[0].ty.shape[1]), _rows(site), site.attrs["cap"]
-    )
+    kernel = once(select.softcap, int(site.operands[0].ty.shape[1]), _rows(site), site.attrs["cap"])
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _add(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kernel = _once(residual_add, int(site.operands[0].ty.shape[1]), _n(site), 0.0)
+    kernel = once(residual_add, int(site.operands[0].ty.shape[1]), _n(site), 0.0)
     return emit.launch(kernel, site.operands, [site.result])
 
 
 def _rows(site: Site) -> int | None:
-    """Rows of the result where they are known; they may be fewer than those of the step."""
-    rows = site.result.shape[0]
-    return _fixed(int(rows)) if isinstance(rows, tirx.IntImm) else None
+    """Rows of the result that kernels are made for."""
+    rows = result_rows(site)
+    return None if rows is None else _fixed(rows)
 
 
 def _always(site: Site) -> bool:
