@@ -74,7 +74,7 @@ def test_json_says_what_was_measured(tuned: Any, folder: Path, checkpoint: Path)
     assert tuned["speeds"] == []
     assert tuned["notes"]["budget"]
     assert tuned["notes"]["next"] == f"xpuc compile {checkpoint} --db {folder / 'db'}"
-    assert len(list(log_of(folder).read())) == 6
+    assert sum(not trial.concludes for trial in log_of(folder).read()) == 6
 
 
 @pytest.mark.slow
