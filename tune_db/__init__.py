@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xpuc.tune_db.records import Key, Measurement, Record, Unusable, from_line, to_line
@@ -29,8 +29,16 @@ class TuneDb:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def lookup(self, key: Key, schedule: str) -> Record | None:
-        """The record of exactly this key, measured for this schedule."""
-        return self.records.get((key, schedule))
+        """The record of this key, measured for this schedule.
+
+        Code for several GPU architectures has one kernel for all: of the records there are, that of
+        the newest.
+        """
+        for cpu in reversed(key.cpu.split(",")):
+            record = self.records.get((replace(key, cpu=cpu), schedule))
+            if record is not None:
+                return record
+        return None
 
     def add(self, record: Record) -> None:
         """Take in a record, in place of one of the same key and schedule."""
@@ -52,9 +60,9 @@ class TuneDb:
 
 
 def load(kind: str, cpu: str, *folders: Path) -> TuneDb:
-    """The records for a CPU or GPU, shipped ones first, then those of `folders`, which win.
+    """The records for a CPU or GPUs, shipped ones first, then those of `folders`, which win.
 
-    Records of other CPUs are left out and counted.
+    Records of others are left out and counted.
     """
     return _read([SHIPPED / f"{kind}.jsonl", *(f / f"{kind}.jsonl" for f in folders)], cpu)
 
@@ -66,7 +74,7 @@ def _read(paths: Iterable[Path], cpu: str) -> TuneDb:
             everything.read(path.read_text(encoding="utf-8", errors="replace").splitlines())
     db = TuneDb(ignored=everything.ignored)
     for record in everything.records.values():
-        if record.key.cpu == cpu:
+        if record.key.cpu in cpu.split(","):
             db.add(record)
         else:
             db.ignored[f"measured on {record.key.cpu}"] += 1

@@ -16,7 +16,11 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a record is for: operation, shape, rows (0: any number), target, its CPU or GPU."""
+    """What a record is for: operation, shape, rows (0: any number), target, its CPU or GPU.
+
+    `cpu` is an architecture of GPUs (sm_90a); that of an operation compiled for several names them
+    all, oldest first, with commas.
+    """
 
     op: str
     shape: str
@@ -47,7 +51,7 @@ class Record:
 
     `kernel` is the digest of the very kernel that was measured, `tvm` the version that compiled
     it for CPU `features`; `error` is its largest difference from the reference, in terms of the
-    largest value.
+    largest value. Of a GPU, `card` and `driver` say which one, by NVIDIA's names.
     """
 
     key: Key
@@ -60,6 +64,8 @@ class Record:
     measured: tuple[Measurement, ...]
     error: float
     date: str
+    card: str = ""
+    driver: str = ""
 
     @property
     def gain(self) -> float:
@@ -69,7 +75,11 @@ class Record:
 
 def to_line(record: Record) -> str:
     """The record as a line, without its end."""
-    return json.dumps({"version": VERSION, **dataclasses.asdict(record)}, ensure_ascii=False)
+    facts = dataclasses.asdict(record)
+    for name in ("card", "driver"):
+        if not facts[name]:
+            del facts[name]
+    return json.dumps({"version": VERSION, **facts}, ensure_ascii=False)
 
 
 def from_line(line: str) -> Record:
@@ -94,7 +104,8 @@ def _record(raw: dict[str, Any]) -> Record:
     for m in measured:
         if not (_number(m.us) > 0 and _number(m.default_us) > 0):
             raise ValueError("times are positive")
-    texts = (key.op, key.shape, key.kind, key.cpu, raw["schedule"], raw["kernel"], raw["tvm"])
+    texts = (key.op, key.shape, key.kind, key.cpu, raw["schedule"], raw["kernel"], raw["tvm"],
+             raw.get("card", ""), raw.get("driver", ""))  # fmt: skip
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("names are text")
     return Record(

@@ -34,6 +34,7 @@ from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import MOST_ROWS, Weight
 from xpuc.schedules.cuda.quantize import quantize
 from xpuc.schedules.cuda.rope import qk_prep
+from xpuc.schedules.cuda.spaces import gate_up_space, head_space, linear_space, matmul_space
 from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
 __all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
@@ -261,16 +262,18 @@ def _two_rows_alike(site: Site) -> bool:
 
 # fmt: off
 SCHEDULES: tuple[Schedule, ...] = (
-    Schedule("matmul", "linear", _many_rows, _matmul, MatmulKnobs, batch_invariant=False),
-    Schedule("matmul", "linear_group", _many_rows, _matmul, MatmulKnobs, batch_invariant=False),
+    Schedule("matmul", "linear", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
+    Schedule("matmul", "linear_group", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
     Schedule(
-        "gated_matmul", "gate_up", _many_rows, _gated_matmul, MatmulKnobs, batch_invariant=False
+        "gated_matmul", "gate_up", _many_rows, _gated_matmul, MatmulKnobs, matmul_space, False
     ),
-    Schedule("linear_warps", "linear", _always, _linear, LinearKnobs),
-    Schedule("linear_warps", "linear_group", _always, _linear, LinearKnobs),
-    Schedule("gate_up_warps", "gate_up", _quantised_rows_are_whole, _gate_up, LinearKnobs),
+    Schedule("linear_warps", "linear", _always, _linear, LinearKnobs, linear_space),
+    Schedule("linear_warps", "linear_group", _always, _linear, LinearKnobs, linear_space),
+    Schedule(
+        "gate_up_warps", "gate_up", _quantised_rows_are_whole, _gate_up, LinearKnobs, gate_up_space
+    ),
     Schedule("embed", "embed", _always, _embed),
-    Schedule("head_best", "head_argmax", _always, _head_argmax, LinearKnobs),
+    Schedule("head_best", "head_argmax", _always, _head_argmax, argmax.HeadKnobs, head_space),
     Schedule("block_norm", "block_norm", _always, _block_norm),
     Schedule("quantize", "quantize", _always, _quantize),
     Schedule("rope_table", "rope_table", _always, _rope_table),

@@ -14,8 +14,16 @@ from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
 _SEARCH_WARPS = 16
 _INFINITY_BITS = 0x7F800000  # a magnitude above it is NaN
-_PASSES = 4  # times a warp of the head takes some rows
-_HEAD = LinearKnobs(warps=8)
+
+
+@dataclass(frozen=True)
+class HeadKnobs(LinearKnobs):
+    """How the output head uses the GPU; `passes`, times a warp takes some rows."""
+
+    passes: int = 4
+
+
+_HEAD = HeadKnobs(warps=8)
 
 
 @dataclass(frozen=True)
@@ -89,13 +97,13 @@ def _search(
         tir.store(out, threads.block[0], best.index[0])
 
 
-def head_blocks(rows: int, knobs: LinearKnobs = _HEAD) -> int:
+def head_blocks(rows: int, knobs: HeadKnobs = _HEAD) -> int:
     """Blocks of threads that share the rows of the output head."""
-    return -(-rows // (knobs.block_rows * _PASSES))
+    return -(-rows // (knobs.block_rows * knobs.passes))
 
 
 def head_best(
-    weight: Weight, k: int, n: int | None, *, activation: str, knobs: LinearKnobs = _HEAD
+    weight: Weight, k: int, n: int | None, *, activation: str, knobs: HeadKnobs = _HEAD
 ) -> tirx.PrimFunc:
     """The best of x W^T among the rows of each block.
 
@@ -112,12 +120,14 @@ def head_best(
                  for name, t in (("values", "float32"), ("indices", "int32"))]  # fmt: skip
         threads, rows = open_threads(blocks, all_rows, knobs.warps)
         bests = [Best.none() for _ in range(rows.count)]
-        with tir.serial(0, _PASSES) as turn:
+        with tir.serial(0, knobs.passes) as turn:
             start = tir.let(
-                (threads.block[0] * _PASSES + turn) * knobs.block_rows + threads.warp * knobs.rows
+                (threads.block[0] * knobs.passes + turn) * knobs.block_rows
+                + threads.warp * knobs.rows
             )
             streams = [Stream(matrix, tir.let(start + i)) for i in range(knobs.rows)]
-            for stream, sums in zip(streams, row_sums(streams, x, rows, threads.lane), strict=True):
+            products = row_sums(streams, x, rows, threads.lane, knobs.ahead)
+            for stream, sums in zip(streams, products, strict=True):
                 with tir.when(stream.row < weight.rows):
                     for best, value in zip(bests, sums, strict=True):
                         best.see(value, stream.row)

@@ -55,7 +55,7 @@ def gate_up(
             place = tir.let(first + threads.warp * knobs.rows)
             row = tir.let(threads.block[0] * Q8_BLOCK + place)
             streams = [Stream(m, row + i) for m in pair for i in range(knobs.rows)]
-            sums = row_sums(streams, x, rows, threads.lane)
+            sums = row_sums(streams, x, rows, threads.lane, knobs.ahead)
             with tir.when(threads.lane == 0):
                 for i in range(knobs.rows):
                     for c, (g, u) in enumerate(zip(sums[i], sums[knobs.rows + i], strict=True)):

@@ -26,11 +26,13 @@ class LinearKnobs:
     """How a projection uses the GPU. No result depends on it.
 
     `warps` of a block; `rows` of the matrix that a warp multiplies side by side, so that they share
-    what they read of the activations.
+    what they read of the activations; `ahead`, sub-blocks of each that a lane asks for before it
+    uses the first: what a multiprocessor has in flight hides the latency of its memory.
     """
 
     warps: int = 4
     rows: int = 2
+    ahead: int = 1
 
     @property
     def block_rows(self) -> int:
@@ -114,7 +116,7 @@ def _multiply(
     """The rows of this warp."""
     start = tir.let((threads.block[0] - part.first) * knobs.block_rows + threads.warp * knobs.rows)
     streams = [Stream(part.matrix, start + i) for i in range(knobs.rows)]
-    sums = row_sums(streams, x, rows, threads.lane)
+    sums = row_sums(streams, x, rows, threads.lane, knobs.ahead)
     with tir.when(threads.lane == 0):
         for stream, of_row in zip(streams, sums, strict=True):
             with tir.when(stream.row < part.matrix.rows):

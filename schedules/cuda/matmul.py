@@ -32,6 +32,10 @@ class MatmulKnobs:
     row_warps: int = 2
     column_warps: int = 2
 
+    def __post_init__(self) -> None:
+        whole = self.rows % (16 * self.row_warps) == 0 == self.columns % (16 * self.column_warps)
+        assert whole, f"{self.rows}x{self.columns} is no whole tiles of 16 for each warp"
+
     @property
     def warps(self) -> int:
         return self.row_warps * self.column_warps

@@ -203,22 +203,35 @@ def lane_columns(facts: Packed) -> int:
     return COLUMNS if facts.is_quantised else 16 // facts.nbytes
 
 
-def row_sums(streams: Sequence[Stream], x: Activation, rows: Rows, lane: Expr) -> list[list[Expr]]:
-    """The product of each stream with each activation; every lane of the warp has all of them."""
+def row_sums(
+    streams: Sequence[Stream], x: Activation, rows: Rows, lane: Expr, ahead: int = 1
+) -> list[list[Expr]]:
+    """The product of each stream with each activation; every lane of the warp has all of them.
+
+    A lane takes a sub-block a turn; the weights of `ahead` turns are loaded before the first of
+    them is used.
+    """
     first = streams[0].matrix
     steps = first.k // lane_columns(first.facts)
     starts = [tir.let(tir.minimum(s.row, s.matrix.rows - 1) * steps) for s in streams]
     acc = tir.registers(len(streams) * rows.count, "float32")
     for i in range(len(streams) * rows.count):
         tir.store(acc, i, tir.const(0.0, "float32"))
-    with tir.serial(0, -(-steps // WARP)) as turn:
-        step = tir.let(turn * WARP + lane)
-        with tir.when(step < steps):
-            parts = [
-                x.part(stream.matrix, start + step)
-                for stream, start in zip(streams, starts, strict=True)
-            ]
-            x.add(acc, parts, rows, step)
+
+    def parts(step: Expr) -> list[Any]:
+        return [x.part(s.matrix, at + step) for s, at in zip(streams, starts, strict=True)]
+
+    groups = steps // (WARP * ahead) if ahead > 1 else 0
+    if groups:
+        with tir.serial(0, groups) as group:
+            taken = [tir.let((group * ahead + i) * WARP + lane) for i in range(ahead)]
+            for step, loaded in [(step, parts(step)) for step in taken]:
+                x.add(acc, loaded, rows, step)
+    if groups * ahead * WARP < steps:
+        with tir.serial(groups * ahead, -(-steps // WARP)) as turn:
+            step = tir.let(turn * WARP + lane)
+            with tir.when(step < steps):
+                x.add(acc, parts(step), rows, step)
     return [
         [tir.warp_reduce(acc[i * rows.count + c], "sum") for c in range(rows.count)]
         for i in range(len(streams))

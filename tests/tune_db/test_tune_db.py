@@ -48,7 +48,7 @@ def test_a_later_record_wins():
     [
         "{", "[]", "7", '{"version": 1}', line(key={"op": "linear"}), line(unknown=1),
         line(knobs={"prefetch_bytes": "512"}), line(knobs={"prefetch_bytes": True}), line(tvm=None),
-        line(measured=[{"rows": 1}]), line(measured=7),
+        line(measured=[{"rows": 1}]), line(measured=7), line(card=7),
         line(measured=[vars(dataclasses.replace(RECORD.measured[0], us=0.0))]), "[" * 100_000,
     ],
 )  # fmt: skip
@@ -85,6 +85,25 @@ def test_records_of_another_cpu_are_left_out_and_counted(tmp_path, monkeypatch):
     db = tune_db.load("llvm", "znver1", user)
     assert list(db.records) == [(KEY, "linear_x8")]
     assert db.ignored == {"measured on znver4": 1}
+
+
+def test_code_for_several_architectures_takes_the_record_of_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune_db, "SHIPPED", tmp_path / "none")
+    made = [variant(knob, kind="cuda", cpu=cpu) for knob, cpu in ((1, "sm_80"), (2, "sm_90a"))]
+    tune_db.save(tmp_path, "cuda", made)
+    for archs, knob in (("sm_80,sm_89,sm_90a", 2), ("sm_80,sm_89", 1), ("sm_90a", 2)):
+        db = tune_db.load("cuda", archs, tmp_path)
+        found = db.lookup(dataclasses.replace(KEY, kind="cuda", cpu=archs), "linear_x8")
+        assert found.knobs == {"prefetch_bytes": knob}
+    assert tune_db.load("cuda", "sm_89", tmp_path).ignored == {
+        "measured on sm_80": 1, "measured on sm_90a": 1
+    }  # fmt: skip
+
+
+def test_card_and_driver_are_of_gpus_only():
+    of_gpu = dataclasses.replace(RECORD, card="NVIDIA H200", driver="580.65.06")
+    assert from_line(to_line(of_gpu)) == of_gpu
+    assert "card" not in json.loads(to_line(RECORD))
 
 
 def test_saving_merges_sorts_and_keeps_what_it_cannot_read(tmp_path):

@@ -14,7 +14,7 @@ from xpuc.errors import UnsupportedError, nearest
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.ir.formats import Format, dequantize, format_of
 from xpuc.runtime.batch import balanced
-from xpuc.schedules import Site, llvm
+from xpuc.schedules import Site, target_of
 
 _BLOCKS = 512  # different blocks a random matrix is put together from
 _WEIGHTS_AT_ONCE = 1 << 18  # drawn to find them
@@ -62,10 +62,10 @@ def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
     if site.op not in _OPERANDS:
         raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
     call = _Call(site, rows, depth, np.random.default_rng(seed))
-    operands = _OPERANDS[site.op](call)
+    operands, target = _OPERANDS[site.op](call), target_of(site.target.kind)
     raw = tuple(_matrix(format_of(w.format), w.rows, w.columns, call.rng) for w in site.weights)
     planes = tuple(
-        tuple(llvm.pack(w.format, packed)) for w, packed in zip(site.weights, raw, strict=True)
+        tuple(target.pack(w.format, packed)) for w, packed in zip(site.weights, raw, strict=True)
     )
     return Case(rows, operands, planes, raw, _symbols(site, operands))
 
@@ -158,7 +158,9 @@ _Tile = tuple[int, int, int, int]  # first row, rows, sequence, last position
 
 def _prefill_tiles(call: _Call) -> list[_Tile]:
     attrs = call.site.attrs
-    most = llvm.tile_rows(attrs["heads"], attrs["kv_heads"], attrs["head_dim"])
+    most = target_of(call.site.target.kind).tile_rows(
+        attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
+    )
     tiles = []
     for first in range(0, call.rows, most):
         count = min(most, call.rows - first)

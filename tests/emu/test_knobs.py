@@ -1,0 +1,78 @@
+"""Every value of every knob that a tuning session may try gives the bits of the defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import sites
+from emu.device import MACHINE, Out, build, run
+
+from xpuc.schedules import Schedule, Site, launches, site_of
+from xpuc.schedules import cuda as target
+from xpuc.tuning.inputs import make
+
+TURN = 32 * 32  # columns that a warp takes at a time
+SITES = {
+    "linear_group, 2 rows": sites.linear(
+        2, [("Q8_0", 9, 4 * TURN + 160), ("Q4_1", 5, 4 * TURN + 160)]
+    ),
+    "gate_up": sites.gate_up(1, [("Q4_0", 32, 2 * TURN)] * 2),
+    "head": sites.head_argmax(1, ("Q4_0", 100, 2 * TURN + 32)),
+    "gated_matmul": sites.gate_up("n", [("Q4_0", 40, 64)] * 2, quantize=False),
+}
+
+
+def on_gpu(where: Site) -> Site:
+    return site_of(where.facts(), MACHINE.facts, target.planes)
+
+
+def values_in_turn(schedule: Schedule, site: Site) -> list[Any]:
+    """The defaults, then each knob's values with the other knobs as they are, where they fit."""
+    defaults, made = schedule.knobs(), [schedule.knobs()]
+    for name, values in schedule.space(site).items():
+        for value in values:
+            try:
+                knobs = type(defaults)(**(vars(defaults) | {name: value}))
+                launches(schedule, site, knobs)
+            except AssertionError:
+                continue
+            if knobs not in made:
+                made.append(knobs)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", SITES.values(), ids=SITES)
+def test_no_knob_changes_a_bit(where: Site) -> None:
+    site = on_gpu(where)
+    schedule = next(s for s in target.SCHEDULES if s.op == site.op and s.accepts(site))
+    case = make(site, site.n or 9)
+    programs = [launches(schedule, site, knobs) for knobs in values_in_turn(schedule, site)]
+    assert len(programs) > 4
+    variables = [*site.operands, *(p for w in site.weights for p in w.planes)]
+    arrays = dict(
+        zip(variables, [*case.operands, *(p for w in case.planes for p in w)], strict=True)
+    )
+    named = {
+        (i, j): launch.kernel.with_attr("global_symbol", f"{launch.name}_{i}")
+        for i, program in enumerate(programs)
+        for j, launch in enumerate(program)
+    }
+    built = build(*named.values())
+    first = None
+    for i, program in enumerate(programs):
+        known: dict[Any, Any] = dict(arrays)
+        for launch in program:
+            found = run(built[f"{launch.name}_{i}"], *(known[v] for v in launch.inputs),
+                        *(out(v, case.symbols) for v in launch.outputs))  # fmt: skip
+            known.update(zip(launch.outputs, found, strict=True))
+        first = first or found
+        for got, want in zip(found, first, strict=True):
+            np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+def out(var: Any, symbols: dict[str, int]) -> Out:
+    return Out(tuple(symbols[d.name] if hasattr(d, "name") else int(d) for d in var.ty.shape),
+               str(var.ty.dtype))  # fmt: skip
