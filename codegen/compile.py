@@ -21,6 +21,7 @@ from xpuc.artifact import (
     CHAT_TEMPLATE,
     LIBRARY,
     MANIFEST,
+    SUFFIXES,
     TOKENIZER,
     WEIGHTS,
     EntryPoint,
@@ -278,16 +279,15 @@ class _Work:
         chunk, context = options.max_chunk, self.context(model)
         segments = -(-context // SEGMENT_TOKENS)
         entries = []
-        for greedy in (False, True):
-            suffix = "_greedy" if greedy else ""
+        for tail, suffix in SUFFIXES.items():
             for rows in buckets(options.max_batch):
                 name = ("decode" if rows == 1 else f"cols_{rows}") + suffix
                 bounds = {"t": rows, "w": rows * segments}
                 lower.lower(lowered, module["decode" + suffix], name, rows, bounds)
-                entries.append(EntryPoint(name, "decode", rows, greedy))
+                entries.append(EntryPoint(name, "decode", rows, tail))
             bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": options.max_out_rows}
             lower.lower(lowered, module["prefill" + suffix], "prefill" + suffix, None, bounds)
-            entries.append(EntryPoint("prefill" + suffix, "prefill", 0, greedy))
+            entries.append(EntryPoint("prefill" + suffix, "prefill", 0, tail))
         return lowered, tuple(entries)
 
     def records(self, facts: TargetFacts) -> TuneDb:

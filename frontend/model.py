@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import IRModule
 
+from xpuc.artifact import SUFFIXES, Tail
 from xpuc.errors import FileError
 from xpuc.frontend.arch import architecture
 from xpuc.frontend.config import ModelConfig, Reader
@@ -41,18 +42,18 @@ class Model:
         """
         functions: dict[str, Any] = {}
         for name, every_row in (("prefill", False), ("decode", True)):
-            for suffix, greedy in (("", False), ("_greedy", True)):
+            for tail, suffix in SUFFIXES.items():
                 graph = Graph(
                     self.path, self.tensors, pool, self.config.windows, every_row=every_row
                 )
                 functions[name + suffix] = graph.function(
-                    name + suffix, partial(self._body, graph, greedy)
+                    name + suffix, partial(self._body, graph, tail)
                 )
         return IRModule(functions), graph.weight_names
 
-    def _body(self, graph: Graph, greedy: bool) -> Any:
+    def _body(self, graph: Graph, tail: Tail) -> Any:
         logits = architecture(self.config.arch, self.path).build(graph, self.config)
-        return graph.op("argmax", logits) if greedy else logits
+        return graph.op("argmax", logits) if tail == "greedy" else logits
 
 
 def open_model(path: str | Path) -> Model:

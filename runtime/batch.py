@@ -32,6 +32,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from xpuc.artifact import Tail
 from xpuc.runtime.modes import Modes
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Sequence
@@ -86,11 +87,11 @@ class StepModel(Sizes, Protocol):
         """How it may be decoded."""
         ...
 
-    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[np.int32 | np.float32]:
+    def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[np.int32 | np.float32]:
         """One step, K/V written in place; a view that holds until the next run.
 
         greedy: int32 (m,), the likeliest token of each of `out_rows` (the lowest id on a tie; -1
-        where a logit is not a number); else float32 logits (m, n_vocab).
+        where a logit is not a number); logits: float32 (m, n_vocab).
         """
         ...
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
-from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER
+from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER, Tail
 from xpuc.errors import RequestError
 from xpuc.runtime.candidates import Floats
 from xpuc.runtime.chunks import BUDGET_MS
@@ -129,7 +129,7 @@ class Engine(StepEngine):
             )
         return self._teacher_forced(ids, chunk)
 
-    def warm_up(self, n_rows: int = 1, *, greedy: bool = True) -> None:
+    def warm_up(self, n_rows: int = 1, *, tail: Tail = "greedy") -> None:
         """A throwaway decode step, a chunk of `n_rows` (at most the largest) and a decode step, so
         that the first request does not pay for what a first call costs.
 
@@ -138,17 +138,17 @@ class Engine(StepEngine):
         n = max(1, min(n_rows, self.model.max_chunk, self.max_tokens))
         cost = self.scheduler.chunks.cost
         with borrowed(self.kv, [0]) as sequence:
-            self._time(Span(sequence, 0, 1), greedy)
+            self._time(Span(sequence, 0, 1), tail)
         with borrowed(self.kv, [0] * n) as sequence:
             if n > 1:
-                cost.observe(Work().with_chunk(n, 0), self._time(Span(sequence, 0, n), greedy))
-            cost.observe(Work(1, 0, n), self._time(Span(sequence, n - 1, 1), greedy))
+                cost.observe(Work().with_chunk(n, 0), self._time(Span(sequence, 0, n), tail))
+            cost.observe(Work(1, 0, n), self._time(Span(sequence, n - 1, 1), tail))
 
-    def _time(self, span: Span, greedy: bool) -> int:
+    def _time(self, span: Span, tail: Tail) -> int:
         """ns of a step of one span."""
         start = time.perf_counter_ns()
         self._batch.fill([span])
-        self.model.run(self._batch, greedy=greedy)
+        self.model.run(self._batch, tail=tail)
         return time.perf_counter_ns() - start
 
     def _own(self, generation: Generation) -> None:

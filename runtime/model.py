@@ -19,6 +19,7 @@ from xpuc.artifact import (
     RUNTIME,
     WEIGHTS,
     Manifest,
+    Tail,
     compile_again,
     digest,
     read_manifest,
@@ -61,12 +62,14 @@ class Model:
         self.max_batch = manifest.max_batch
         self.max_out_rows = manifest.max_out_rows
         self.buckets = tuple(
-            sorted(e.rows for e in manifest.entry_points if e.kind == "decode" and not e.greedy)
+            sorted(
+                e.rows for e in manifest.entry_points if e.kind == "decode" and e.tail == "logits"
+            )
         )
         self.modes = modes_of(manifest)
         self._place = place
         self._vm = _open_library(directory, place)
-        self._entries = {(e.rows, e.greedy): self._vm[e.name] for e in manifest.entry_points}
+        self._entries = {(e.rows, e.tail): self._vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [place.tensor(plane) for plane in planes]
         self.kv = tuple(
@@ -75,24 +78,24 @@ class Model:
         )
         self._pools = in_layer_order(pool.tensors for pool in self.kv)
         self._operands = tvm_ffi.convert([*self._pools, *self._weights])
-        self._results = {
-            True: _Result(place, self.max_out_rows, dtype="int32"),
-            False: _Result(place, self.max_out_rows, self.n_vocab, dtype="float32"),
+        self._results: dict[Tail, _Result] = {
+            "greedy": _Result(place, self.max_out_rows, dtype="int32"),
+            "logits": _Result(place, self.max_out_rows, self.n_vocab, dtype="float32"),
         }
         # Of the views of the batch: by id, as a tensor keeps its view.
         self._batch: Batch | None = None
         self._tensors: dict[int, Any] = {}
 
-    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
+    def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[Any]:
         """One step: K/V of the batch's rows is written; the result holds until the next run.
 
         greedy: int32 (m,), the likeliest token of each wanted row, -1 where a logit is not a
-        number; else float32 logits (m, n_vocab).
+        number; logits: float32 (m, n_vocab).
         """
         rows = 0 if batch.kind == "prefill" else batch.n_rows
-        n_out, result = len(batch.out_rows), self._results[greedy]
+        n_out, result = len(batch.out_rows), self._results[tail]
         written = result.tensors[rows or n_out]
-        self._entries[rows, greedy](*self._index(batch), written, self._operands)
+        self._entries[rows, tail](*self._index(batch), written, self._operands)
         self._place.fetch(written, result.arrays[rows or n_out])
         return result.arrays[n_out]
 

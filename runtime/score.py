@@ -57,7 +57,7 @@ def teacher_forced(
     for start in range(0, n, n_rows):
         span = Span(sequence, start, min(n_rows, n - start))
         batch.fill([span], every_row=True)
-        rows = model.run(batch, greedy=False)
+        rows = model.run(batch, tail="logits")
         # At once: what is given back here is what the next rows take.
         kv.slide(sequence, start + span.count)
         is_enough = kv.grow(sequence, n, [])

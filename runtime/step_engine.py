@@ -230,7 +230,7 @@ class StepEngine:
             for copy in plan.copies:
                 self.model.copy_block(*copy)
             self._batch.fill(spans)
-            rows = self.model.run(self._batch, greedy=greedy)
+            rows = self.model.run(self._batch, tail="greedy" if greedy else "logits")
         except Exception as error:
             log.debug("a step of %d requests failed", len(spans), exc_info=True)
             for each in generations:

@@ -23,9 +23,9 @@ class GatedModel(FakeModel):
         super().__init__(**sizes)
         self.gate = threading.Semaphore(0)
 
-    def run(self, batch: Any, *, greedy: bool) -> Any:
+    def run(self, batch: Any, *, tail: Any) -> Any:
         assert self.gate.acquire(timeout=TIMEOUT_S)
-        return super().run(batch, greedy=greedy)
+        return super().run(batch, tail=tail)
 
     def open(self) -> None:
         self.gate.release(100_000)

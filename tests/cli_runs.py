@@ -48,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
         deterministic=False,
         activations="int8",
         kv=KvLayout("float16", 4, 8, 4, ((2, 16, 0), (2, 16, 8))),
-        entry_points=(EntryPoint("decode", "decode", 1, False),),
+        entry_points=(EntryPoint("decode", "decode", 1, "logits"),),
         planes=(
             Plane("token_embd.weight.qs", "uint8", 1000),
             Plane("blk.0.attn_q.weight.d", "float16", 100),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.modes import Mode, Modes
@@ -44,13 +45,13 @@ class FakeModel:
         # The same for every size, so that engines of different sizes run the same model.
         weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
         self._weights = weights.astype(np.uint64)
-        self.calls: list[tuple[str, int, bool]] = []  # kind, rows, greedy
+        self.calls: list[tuple[str, int, Tail]] = []  # kind, rows, tail
         self.fails_at: set[int] = set()  # numbers of calls that raise
         self.nan_tokens: set[int] = set()  # tokens after which the logits are no numbers
 
-    def run(self, batch: Batch, *, greedy: bool) -> npt.NDArray[Any]:
+    def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[Any]:
         self._check(batch)
-        self.calls.append((batch.kind, batch.n_rows, greedy))
+        self.calls.append((batch.kind, batch.n_rows, tail))
         for kv, slots in zip(self.kv, batch.slots, strict=True):
             written = slots >= 0
             kv.token[slots[written]] = batch.tokens[written]
@@ -62,7 +63,7 @@ class FakeModel:
         for place, row in enumerate(batch.out_rows.tolist()):
             if int(batch.tokens[row]) in self.nan_tokens:
                 logits[place] = np.nan
-        if not greedy:
+        if tail == "logits":
             return logits
         ids: npt.NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         ids[np.isnan(logits).any(axis=1)] = -1

@@ -21,6 +21,7 @@ import xxhash
 from compare import margins
 from numpy.typing import NDArray
 
+from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.engine import Engine, load
 from xpuc.runtime.plan import Plan
@@ -76,13 +77,13 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def run(self, batch: Batch, *, greedy: bool) -> NDArray[Any]:
-        rows = self._model.run(batch, greedy=greedy)
+    def run(self, batch: Batch, *, tail: Tail) -> NDArray[Any]:
+        rows = self._model.run(batch, tail=tail)
         texts = self._texts(batch)
         for number, row in zip(batch.out_rows.tolist(), rows, strict=True):
             sequence, n_prompt, text = texts[number]
             if len(text) >= n_prompt:
-                assert not greedy, "the requests ask for logprobs"
+                assert tail == "logits", "the requests ask for logprobs"
                 self.seen.append(Seen(sequence, len(text), text_digest(text), row_of(row)))
         return rows
 

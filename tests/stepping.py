@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch
 from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.kv_blocks import KvBlocks
@@ -23,18 +24,18 @@ Ids = Sequence[int]
 class Stepper:
     """Texts read side by side.
 
-    `logits[i]` has a row for each token of text i, NaN until it is read; with `greedy` it is the
-    likeliest id instead, -1 until then.
+    `logits[i]` has a row for each token of text i, NaN until it is read; with tail "greedy" it is
+    the likeliest id instead, -1 until then.
     """
 
-    def __init__(self, model: Any, texts: Sequence[Ids], *, greedy: bool = False) -> None:
-        self.model, self.texts, self.greedy = model, texts, greedy
+    def __init__(self, model: Any, texts: Sequence[Ids], *, tail: Tail = "logits") -> None:
+        self.model, self.texts, self.tail = model, texts, tail
         self.batch = Batch(model)
         self.sequences = [Running(Request(i, tuple(text))) for i, text in enumerate(texts)]
         self.done = [0] * len(texts)
         self.logits: list[NDArray[Any]] = [
             np.full(len(text), -1, np.int32)
-            if greedy
+            if tail == "greedy"
             else np.full((len(text), model.n_vocab), np.nan, np.float32)
             for text in texts
         ]
@@ -52,7 +53,7 @@ class Stepper:
             self.sequences[i].tokens = list(self.texts[i][: start + count])
             spans.append(Span(self.sequences[i], start, count))
         self.batch.fill(spans, every_row=True)
-        rows = self.model.run(self.batch, greedy=self.greedy)
+        rows = self.model.run(self.batch, tail=self.tail)
         assert len(rows) == sum(counts.values())
         first = 0
         for i, count in counts.items():
@@ -76,17 +77,17 @@ def _mixed(pool: BlockPool) -> BlockPool:
     return pool
 
 
-def row_by_row(model: Any, ids: Ids, *, greedy: bool = False) -> NDArray[Any]:
+def row_by_row(model: Any, ids: Ids, *, tail: Tail = "logits") -> NDArray[Any]:
     """Logits (n, vocab) of decode calls of one row."""
-    stepper = Stepper(model, [ids], greedy=greedy)
+    stepper = Stepper(model, [ids], tail=tail)
     kinds = {stepper.step({0: 1}) for _ in ids}
     assert kinds == {"decode"}
     return stepper.logits[0]
 
 
-def in_chunks(model: Any, ids: Ids, sizes: Sequence[int], *, greedy: bool = False) -> NDArray[Any]:
+def in_chunks(model: Any, ids: Ids, sizes: Sequence[int], *, tail: Tail = "logits") -> NDArray[Any]:
     """Logits (n, vocab) of calls of these sizes, over and over until all is read."""
-    stepper = Stepper(model, [ids], greedy=greedy)
+    stepper = Stepper(model, [ids], tail=tail)
     for size in itertools.cycle(sizes):
         left = len(ids) - stepper.done[0]
         if not left:

@@ -19,13 +19,13 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from xpuc.errors import ArtifactError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
@@ -47,14 +47,22 @@ CPU_FEATURES = {
 }  # fmt: skip
 
 
+Tail = Literal["logits", "greedy"]  # what a step ends in
+SUFFIXES: dict[Tail, str] = {"logits": "", "greedy": "_greedy"}  # of the names of entry points
+
+
 @dataclass(frozen=True)
 class EntryPoint:
-    """A function of model.so. `rows` is its number of tokens, 0 for any number up to max_chunk."""
+    """A function of model.so.
+
+    rows  its number of tokens, 0 for any number up to max_chunk
+    tail  what it gives of each wanted row: logits, or the id that is chosen
+    """
 
     name: str
     kind: str  # decode | prefill
     rows: int
-    greedy: bool
+    tail: Tail
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_overhead_is_what_a_step_takes_beside_the_model() -> None:
     assert not engine.has_work
     assert engine.kv.n_used == 0
     calls = engine.model.calls  # type: ignore[attr-defined]
-    assert {greedy for kind, _, greedy in calls if kind == "cols"} == {True, False}
+    assert {tail for kind, _, tail in calls if kind == "cols"} == {"greedy", "logits"}
 
 
 def test_where_requests_never_all_decode_there_is_no_overhead_to_measure(
@@ -89,9 +89,9 @@ class RowClock:
         assert isinstance(model, FakeModel)
         run = model.run
 
-        def timed(batch: Any, *, greedy: bool) -> Any:
+        def timed(batch: Any, *, tail: Any) -> Any:
             self.ns += 10_000_000 + 1_000_000 * batch.n_rows
-            return run(batch, greedy=greedy)
+            return run(batch, tail=tail)
 
         monkeypatch.setattr(model, "run", timed)
         monkeypatch.setattr(engine.scheduler, "_clock", lambda: self.ns)

@@ -259,7 +259,7 @@ def test_repeating_the_launches_gives_the_same_token(artifact: Path) -> None:
     case = Case("tg", 4, 20)
     ours = Ours.load(artifact, 2, [case])
     batch = ours.step(case)
-    token = ours.model.run(batch, greedy=True).copy()
+    token = ours.model.run(batch, tail="greedy").copy()
     read = launches(ours.model, ours.manifest, batch)
     ids = np.from_dlpack(read[-1].arguments[-1])
     for _ in range(2):
@@ -267,4 +267,4 @@ def test_repeating_the_launches_gives_the_same_token(artifact: Path) -> None:
         for launch in read:
             launch.function(*launch.arguments)
         np.testing.assert_array_equal(ids, token)
-    np.testing.assert_array_equal(ours.model.run(batch, greedy=True), token)
+    np.testing.assert_array_equal(ours.model.run(batch, tail="greedy"), token)

@@ -243,10 +243,10 @@ def test_a_schema_is_read_from_its_file(artifact, engine, tmp_path):
 def _interrupt_at(engine, monkeypatch, *calls):
     model_run = engine.model.run
 
-    def run(batch, *, greedy):
+    def run(batch, *, tail):
         if len(engine.model.calls) in calls:
             signal.raise_signal(signal.SIGINT)
-        return model_run(batch, greedy=greedy)
+        return model_run(batch, tail=tail)
 
     monkeypatch.setattr(engine.model, "run", run)
 
@@ -266,7 +266,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_was_printed(artifact, engine, mon
 
 
 def test_a_second_ctrl_c_does_not_wait(artifact, engine, monkeypatch):
-    def run_twice(batch, *, greedy):
+    def run_twice(batch, *, tail):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 

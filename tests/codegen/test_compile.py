@@ -188,10 +188,10 @@ def test_the_manifest_says_what_was_compiled(artifact, checkpoint):
     assert manifest.source["bytes"] == checkpoint.stat().st_size
     assert manifest.kv.layers == ((2, 64, 0),) * 2
     kinds = (("decode", "decode", 1), ("cols_2", "decode", 2), ("prefill", "prefill", 0))
-    assert {(e.name, e.kind, e.rows, e.greedy) for e in manifest.entry_points} == {
-        (name + "_greedy" * greedy, kind, rows, greedy)
+    assert {(e.name, e.kind, e.rows, e.tail) for e in manifest.entry_points} == {
+        (name + suffix, kind, rows, tail)
         for name, kind, rows in kinds
-        for greedy in (False, True)
+        for tail, suffix in (("logits", ""), ("greedy", "_greedy"))
     }
     assert manifest.memory["weights"] == (artifact / WEIGHTS).stat().st_size
     assert manifest.memory["activations"] > 0

@@ -68,8 +68,8 @@ def every_way(model) -> dict[str, np.ndarray]:
 def greedy_ids(model) -> dict[str, np.ndarray]:
     """The same of the entry points that give ids."""
     return {
-        "prefill": in_chunks(model, IDS, [64], greedy=True),
-        "decode": row_by_row(model, IDS, greedy=True),
+        "prefill": in_chunks(model, IDS, [64], tail="greedy"),
+        "decode": row_by_row(model, IDS, tail="greedy"),
     }
 
 

@@ -121,13 +121,13 @@ def test_only_steps_that_need_logits_ask_for_them() -> None:
     engine = engine_of()
     assert isinstance(engine.model, FakeModel)
     engine.generate([1, 2], temperature=0, max_tokens=5)
-    assert all(greedy for _, _, greedy in engine.model.calls)
+    assert {tail for *_, tail in engine.model.calls} == {"greedy"}
     engine.model.calls.clear()
     engine.generate([1, 2], temperature=0, max_tokens=5, logprobs=0)
-    assert not any(greedy for _, _, greedy in engine.model.calls)
+    assert {tail for *_, tail in engine.model.calls} == {"logits"}
     engine.model.calls.clear()
     engine.generate([1, 2], temperature=0, max_tokens=5, min_tokens=3, stop_ids=(4,))
-    assert [greedy for _, _, greedy in engine.model.calls] == [False] * 3 + [True] * 2
+    assert [tail for *_, tail in engine.model.calls] == ["logits"] * 3 + ["greedy"] * 2
 
 
 def test_streamed_chunks_add_up_to_the_result() -> None:
@@ -270,7 +270,9 @@ def test_warming_up_leaves_nothing_behind() -> None:
     engine = engine_of()
     assert isinstance(engine.model, FakeModel)
     engine.warm_up(12)
-    assert engine.model.calls == [("decode", 1, True), ("prefill", 12, True), ("decode", 1, True)]
+    assert engine.model.calls == [
+        (kind, n, "greedy") for kind, n in (("decode", 1), ("prefill", 12), ("decode", 1))
+    ]
     assert engine.kv.n_used == 0
     ids = engine.generate([1, 2, 3], temperature=0, max_tokens=9).ids
     assert ids == alone([1, 2, 3], temperature=0, max_tokens=9).ids

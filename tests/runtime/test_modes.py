@@ -24,9 +24,9 @@ PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
 def manifest(*operations: dict[str, Any], rows: tuple[int, ...] = (1, 4)) -> Manifest:
-    entries = tuple(EntryPoint(f"rows_{n}", "decode", n, False) for n in rows)
+    entries = tuple(EntryPoint(f"rows_{n}", "decode", n, "logits") for n in rows)
     return manifest_of(
-        entry_points=(*entries, EntryPoint("prefill", "prefill", 0, False)),
+        entry_points=(*entries, EntryPoint("prefill", "prefill", 0, "logits")),
         decisions={"operations": list(operations)},
     )
 
@@ -128,6 +128,6 @@ def test_the_cpu_has_a_schedule_for_every_matrix_of_a_batch(tiny_model: Any) -> 
     found, rows = operations(tiny_model("llama", weights="Q8_0"), Options(ctx=64, max_batch=2))
     made = dataclasses.replace(
         manifest(*json.loads(json.dumps(found))),
-        entry_points=tuple(EntryPoint(name, "decode", n, False) for name, n in rows.items()),
+        entry_points=tuple(EntryPoint(name, "decode", n, "logits") for name, n in rows.items()),
     )
     assert modes_of(made).batched == Mode("batched", True, "up to 2 rows a step")

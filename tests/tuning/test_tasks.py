@@ -49,8 +49,8 @@ def test_the_operations_with_knobs_are_the_tasks(tmp_path: Path) -> None:
             operation(NORM, "block_norm"),  # has no knobs
             operation(DECODE, "another_version_s"),
             max_chunk=256,
-            entry_points=(EntryPoint("decode", "decode", 1, False),
-                          EntryPoint("prefill", "prefill", 0, False)),
+            entry_points=(EntryPoint("decode", "decode", 1, "logits"),
+                          EntryPoint("prefill", "prefill", 0, "logits")),
         )
     )  # fmt: skip
     assert [task.name for task in found.tasks] == [

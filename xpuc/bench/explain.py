@@ -48,7 +48,7 @@ def measure(artifact: Path, manifest: Manifest, entry: str, depth: int, threads:
     ours = Ours.load(artifact, threads, [case])
     ours.warm_up()
     loops = RoofLoops(ours.model, manifest)
-    profiler = Profiler(ours.model, manifest, ours.step(case), greedy=point.greedy)
+    profiler = Profiler(ours.model, manifest, ours.step(case), tail=point.tail)
     measured = []
     for _ in range(_ROUNDS):
         profiler.round()

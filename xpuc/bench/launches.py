@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import tvm_ffi
 
-from xpuc.artifact import Manifest
+from xpuc.artifact import Manifest, Tail
 from xpuc.runtime.batch import Batch, StepModel
 
 
@@ -46,7 +46,7 @@ class Launch:
 
 
 def launches(
-    model: Transparent, manifest: Manifest, batch: Batch, *, greedy: bool = True
+    model: Transparent, manifest: Manifest, batch: Batch, *, tail: Tail = "greedy"
 ) -> list[Launch]:
     """Those of one step, in order; `batch` has to stay as it is while they are called."""
     operations = {kernel: each for each in manifest.operations for kernel in each["kernels"]}
@@ -59,7 +59,7 @@ def launches(
             found.append(Launch(name, function, arguments, *cost))
 
     with model.instrument(see):
-        model.run(batch, greedy=greedy)
+        model.run(batch, tail=tail)
     return found
 
 

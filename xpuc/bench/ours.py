@@ -101,7 +101,7 @@ class Ours:
         for first in range(start, end, self.model.max_chunk):
             count = min(self.model.max_chunk, end - first)
             self._batch.fill([Span(sequence, first, count)])
-            self.model.run(self._batch, greedy=True)
+            self.model.run(self._batch, tail="greedy")
         self._filled[row] = max(self._filled[row], end)
 
     def _decode(self, n_rows: int, position: int) -> None:
@@ -112,7 +112,7 @@ class Ours:
             sequence.tokens.append(ids[position])
             spans.append(Span(sequence, position, 1))
         self._batch.fill(spans)
-        self.model.run(self._batch, greedy=True)
+        self.model.run(self._batch, tail="greedy")
 
     def operations_per_token(self, case: Case) -> float:
         """On int8, two for each weight a token is multiplied with: those of a step, shared out."""

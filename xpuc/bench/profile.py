@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
-from xpuc.artifact import Manifest
+from xpuc.artifact import Manifest, Tail
 from xpuc.bench.launches import Transparent, launches
 from xpuc.bench.roofs import Roofs
 from xpuc.runtime.batch import Batch, StepModel
@@ -53,10 +53,10 @@ class Profiler:
     """A step to be run, and its launches to be repeated."""
 
     def __init__(
-        self, model: StepModel, manifest: Manifest, batch: Batch, *, greedy: bool = True
+        self, model: StepModel, manifest: Manifest, batch: Batch, *, tail: Tail = "greedy"
     ) -> None:
-        self._model, self._batch, self._greedy = model, batch, greedy
-        self.launches = launches(cast("Transparent", model), manifest, batch, greedy=greedy)
+        self._model, self._batch, self._tail = model, batch, tail
+        self.launches = launches(cast("Transparent", model), manifest, batch, tail=tail)
         self._steps: list[float] = []
         self._replays: list[list[float]] = []  # seconds of each launch
 
@@ -99,7 +99,7 @@ class Profiler:
 
     def _step(self) -> float:
         start = time.perf_counter()
-        self._model.run(self._batch, greedy=self._greedy)
+        self._model.run(self._batch, tail=self._tail)
         return time.perf_counter() - start
 
     def _replay(self) -> list[float]:
