@@ -120,6 +120,8 @@ OPS: dict[str, Op] = {
            lambda a, x, rows: tensor((rows.shape[0], x.shape[1]))),
         Op("argmax", "column of the largest value of each row, the lowest on ties, -1 with a NaN",
            lambda a, x: tensor((x.shape[0],), "int32")),
+        Op("sample", "a token of each row of logits, drawn as its row of `sampling` says",
+           lambda a, x, sampling: tensor((x.shape[0],), "int32")),
         # --- made by passes ---
         Op("columns", "`width` columns of x from `start`",
            lambda a, x: tensor((x.shape[0], a["width"]))),

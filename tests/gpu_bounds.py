@@ -35,6 +35,7 @@ from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import Weight
 from xpuc.schedules.cuda.quantize import quantize
 from xpuc.schedules.cuda.rope import qk_prep
+from xpuc.schedules.cuda.sample import group_best, sample
 from xpuc.schedules.packed import FORMATS, packed
 
 BOUNDS = Path(__file__).parent / "codegen" / "gpu_bounds.json"
@@ -171,6 +172,8 @@ def _small() -> Iterator[tirx.PrimFunc]:
     yield rms_norm(D_MODEL, 1, 1e-5, residual=True, post_norm=True, quantize=True)
     yield quantize(D_FF, 1)
     yield argmax(N_VOCAB, 1)
+    yield group_best(N_VOCAB)
+    yield sample(N_VOCAB)
     yield best_of_blocks(head_blocks(N_VOCAB), 1)
     yield rope_table(128, 1)
     yield take_rows(D_MODEL, None, None)

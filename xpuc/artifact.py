@@ -29,6 +29,7 @@ FORMAT_VERSION = 4
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
+TOP_K = 64  # tokens that a sampled entry point keeps at most
 KV_GROUP = 32  # columns of a key or value that share a scale in q8_0
 _CHUNK = 1 << 24  # bytes read at once for a digest
 _DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends
@@ -63,6 +64,30 @@ class EntryPoint:
     kind: str  # decode | prefill
     rows: int
     tail: Tail
+
+
+class Sampling:
+    """A row of the index input `sampling` of sampled entry points: how to choose a token of a row
+    of logits. `FIELDS` are (name, dtype, place in elements of that dtype).
+
+    u            float64 in [0, 1), a random number
+    top_p        float64; from 1 up: off
+    temperature  float32; 0: greedy, and of the other fields only `top_k` counts, which is to be 1
+    min_p        float32, the logarithm of it; -inf: off
+    top_k        int32 from 1 to `TOP_K`
+
+    The samplers run in the order top_k, top_p, min_p, temperature. A row gives -1 where a logit is
+    NaN and, unless it is greedy, where the largest is infinite.
+    """
+
+    WORDS = 8  # int32 of a row
+    FIELDS = (
+        ("u", "float64", 0),
+        ("top_p", "float64", 1),
+        ("temperature", "float32", 4),
+        ("min_p", "float32", 5),
+        ("top_k", "int32", 6),
+    )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from xpuc.schedules.cuda import (
     layouts,
     matmul,
     read,
+    sample,
 )
 from xpuc.schedules.cuda.attention import Attention
 from xpuc.schedules.cuda.embed import embed
@@ -215,6 +216,14 @@ def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
     return emit.launch(kernel, site.operands, [site.result])
 
 
+def _sample(emit: Emitter, site: Site, knobs: Any) -> Var:
+    logits, sampling = site.operands
+    rows, v = logits.ty.shape
+    keys = relax.TensorType([rows, sample.groups_of(int(v))], "uint32")
+    best = emit.launch(once(sample.group_best, int(v)), [logits], [keys])
+    return emit.launch(once(sample.sample, int(v)), [logits, best, sampling], [site.result])
+
+
 def _take_rows(emit: Emitter, site: Site, knobs: Any) -> Var:
     columns = int(site.operands[0].ty.shape[1])
     kernel = once(elementwise.take_rows, columns, site.n, result_rows(site))
@@ -281,6 +290,7 @@ SCHEDULES: tuple[Schedule, ...] = (
     Schedule("attention_split", "attention", _decodes, _attention_split),
     Schedule("attention_flash", "attention", _flash, _attention_flash, batch_invariant=False),
     Schedule("argmax", "argmax", _always, _argmax),
+    Schedule("sample", "sample", _always, _sample),
     Schedule("take_rows", "take_rows", _always, _take_rows),
     Schedule("softcap", "softcap", _always, _softcap),
     Schedule("add", "add", _two_rows_alike, _add),

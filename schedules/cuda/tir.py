@@ -228,6 +228,22 @@ def shuffle(value: Expr, lane: Expr) -> Expr:
 _ALL_LANES = tirx.const(0xFFFFFFFF, "uint32")
 
 
+def reduce_warp(value: Expr, operation: str) -> Expr:
+    """`add` or `max` of uint32 over the warp, in one instruction; every lane has it."""
+    return let(T.call_extern("uint32", f"__reduce_{operation}_sync", _ALL_LANES, value))
+
+
+def scan_warp(value: Expr, lane: Expr) -> Expr:
+    """The sum over the lanes up to this one."""
+    total = registers(1, str(value.ty.dtype))
+    store(total, 0, value)
+    for offset in (1, 2, 4, 8, 16):
+        other = let(shuffle(total[0], maximum(lane - offset, 0)))
+        with when(lane >= offset):
+            store(total, 0, total[0] + other)
+    return let(total[0])
+
+
 def warp_reduce(value: Expr, operation: str, lanes: int = WARP) -> Expr:
     """`sum`, `max` or `min` over groups of `lanes` lanes; every lane has the same bits of it."""
     return let(T.cuda.warp_reduce(value, operation, lanes))

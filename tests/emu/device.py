@@ -81,14 +81,15 @@ def run(function: Any, *arguments: Any) -> list[np.ndarray]:
     results = []
     for order in fake_driver.ORDERS:
         with _environment("XPUC_EMU_ORDER", order):
-            results.append(_call(function, arguments))
+            results.append(call(function, *arguments))
     for order, other in zip(fake_driver.ORDERS[1:], results[1:], strict=True):
         for i, (a, b) in enumerate(zip(results[0], other, strict=True)):
             assert a.tobytes() == b.tobytes(), f"result {i} differs with threads in {order} order"
     return results[0]
 
 
-def _call(function: Any, arguments: tuple[Any, ...]) -> list[np.ndarray]:
+def call(function: Any, *arguments: Any) -> list[np.ndarray]:
+    """`run` of a built kernel, in one order of threads."""
     given = [_tensor(argument) for argument in arguments]
     function(*given)
     device().sync()

@@ -1,0 +1,159 @@
+"""The sampler on the emulated GPU, against a chain in numpy and against the host's."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from emu.device import Out, build, call, run
+
+from xpuc.artifact import TOP_K, Sampling
+from xpuc.runtime.sampler import Chain
+from xpuc.runtime.sampling_params import SamplingParams
+from xpuc.schedules.cuda.sample import group_best, groups_of, sample
+
+OFF = {"u": 0.5, "temperature": 1.0, "top_k": TOP_K, "top_p": 1.0, "min_p": 0.0}
+GREEDY = {"temperature": 0.0, "top_k": 1}
+EDGE = 1e-6  # a draw or a cut this close to a sum may be rounded to either side of it
+
+
+def rows_of(options: list[dict[str, Any]]) -> np.ndarray:
+    """Rows of `sampling`; what is not said is off."""
+    rows = np.full((len(options), Sampling.WORDS), -1, np.int32)
+    for row, given in zip(rows, options, strict=True):
+        values = OFF | given
+        values["min_p"] = math.log(values["min_p"]) if values["min_p"] else -math.inf
+        for name, dtype, at in Sampling.FIELDS:
+            row.view(dtype)[at] = values[name]
+    return rows
+
+
+def draw(logits: np.ndarray, given: dict[str, Any]) -> tuple[int, float]:
+    """(id, how near the decision was) by the definitions, in f64."""
+    o = OFF | given
+    order = np.lexsort((np.arange(len(logits)), -logits))[: o["top_k"]]
+    x = logits[order].astype(np.float64)
+    with np.errstate(under="ignore"):
+        reached = np.exp(x - x[0]).cumsum()
+    reached /= reached[-1]
+    kept = np.append(0.0, reached[:-1]) < o["top_p"] if o["top_p"] < 1 else np.ones(len(x), bool)
+    edges = [abs(reached - o["top_p"]).min()] if o["top_p"] < 1 else []
+    if o["min_p"]:
+        above = x - x[0] - math.log(o["min_p"])
+        kept &= above >= 0
+        edges.append(abs(above).min())
+    kept[0] = True
+    order, x = order[kept], x[kept]
+    reached = np.exp((x - x[0]) / o["temperature"]).cumsum()
+    reached /= reached[-1]
+    return int(order[(reached > o["u"]).argmax()]), min([*edges, abs(reached - o["u"]).min()])
+
+
+def sampled(logits: np.ndarray, options: list[dict[str, Any]]) -> list[int]:
+    """Ids, in every order of threads."""
+    m, v = logits.shape
+    find, choose = kernels(v)
+    (best,) = run(find, logits, Out((m, groups_of(v)), "uint32"))
+    (ids,) = run(choose, logits, best, rows_of(options), Out((m,), "int32"))
+    return [int(id_) for id_ in ids]
+
+
+@cache
+def kernels(v: int) -> tuple[Any, Any]:
+    """Built once for a vocabulary."""
+    made = [group_best(v), sample(v)]
+    built = build(*made)
+    return tuple(built[kernel.attrs["global_symbol"]] for kernel in made)
+
+
+def normal(m: int, v: int, scale: float = 3.0) -> np.ndarray:
+    return (scale * np.random.default_rng(m * v).standard_normal((m, v))).astype(np.float32)
+
+
+@pytest.mark.parametrize("v", [1, 40, 997])
+def test_options_of_a_row_are_its_own(v: int) -> None:
+    logits = normal(8, v)
+    options = [
+        {"u": 0.99}, GREEDY, {"top_k": 1, "u": 0.9}, {"top_p": 0.0, "u": 0.999},
+        {"top_p": 0.4, "u": 0.7}, {"min_p": 0.3, "u": 0.8}, {"temperature": 5.0, "u": 0.6},
+        {"top_k": 7, "top_p": 0.9, "min_p": 0.02, "temperature": 0.3, "u": 0.97},
+    ]  # fmt: skip
+    want = [draw(row, OFF | o | {"temperature": o.get("temperature") or 1.0})[0]
+            for row, o in zip(logits, options, strict=True)]  # fmt: skip
+    assert sampled(logits, options) == want
+    for row, o, id_ in zip(logits[-3:], options[-3:], want[-3:], strict=True):
+        assert sampled(row[None], [o]) == [id_]
+
+
+@pytest.mark.parametrize("arrange", ["falling", "rising", "few values", "one group", "equal"])
+def test_the_largest_are_found_however_they_lie(arrange: str) -> None:
+    logits = normal(1, 40_000)
+    if arrange in ("falling", "rising"):
+        logits.sort()
+    if arrange == "falling":
+        logits = logits[:, ::-1].copy()
+    if arrange == "few values":
+        logits = np.round(logits / 4)
+        logits[logits == 0] *= np.random.default_rng(0).choice([-1, 1], (logits == 0).sum())
+    if arrange == "one group":
+        logits[0, 32000:32100] += 40
+    if arrange == "equal":
+        logits[:] = -2.5
+    draws = [{"u": u, "temperature": 1e3} for u in np.linspace(0.001, 0.999, 7)]
+    rows = np.repeat(logits, len(draws), axis=0)
+    assert sampled(rows, draws) == [draw(logits[0], o)[0] for o in draws]
+
+
+def test_logits_that_are_no_numbers_have_no_id_and_impossible_ones_are_not_drawn() -> None:
+    logits = normal(8, 997)
+    logits[0, 70] = np.nan
+    logits[1, 70] = np.array(0xFFC00001, np.uint32).view(np.float32)  # a negative one
+    logits[2, 70] = logits[3, 70] = np.inf
+    logits[4] = logits[5] = -np.inf
+    logits[6, 10:], logits[7, 990] = -np.inf, np.nan
+    with_u = {"u": 0.999999}
+    got = sampled(logits, [with_u, GREEDY, with_u, GREEDY, with_u, GREEDY, with_u, GREEDY])
+    assert got[:6] == [-1, -1, -1, 70, -1, 0]
+    assert got[6] == draw(logits[6, :10], with_u)[0]
+    assert got[7] == -1
+
+
+def test_cold_and_hot_draws() -> None:
+    logits = np.tile(normal(1, 997, 60.0), (4, 1))
+    likeliest = int(logits[0].argmax())
+    cold = {"temperature": 1e-8, "u": 0.9999}
+    hot = {"temperature": 1e8, "u": 63.5 / 64}
+    ids = sampled(logits, [cold, hot, hot | {"top_p": 0.5}, hot | {"min_p": 1.0}])
+    assert ids[0] == ids[3] == likeliest
+    assert ids[1] == np.argsort(-logits[0])[TOP_K - 1]  # although its weight was 0 before
+    assert ids[2] == draw(logits[0], hot | {"top_p": 0.5})[0]
+
+
+@pytest.mark.slow
+def test_hundreds_of_requests_get_what_the_host_gives_them() -> None:
+    m, v = 300, 997
+    random = np.random.default_rng(5)
+    logits = (random.uniform(0.5, 6, (m, 1)) * random.standard_normal((m, v))).astype(np.float32)
+    logits[::3] = np.round(logits[::3] * 4) / 4
+    options, want, edges = [], [], []
+    for seed, row in enumerate(logits):
+        given = {
+            "temperature": float(random.uniform(0.05, 3)), "top_k": int(random.integers(1, 65)),
+            "top_p": float(random.choice([1, random.uniform()])),
+            "min_p": float(random.choice([0, 0.3 * random.uniform()])),
+        }  # fmt: skip
+        u = np.random.Generator(np.random.PCG64(seed)).random()
+        options.append(given | {"u": u})
+        want.append(Chain(SamplingParams(**given), seed=seed).sample(row, []))
+        id_, edge = draw(row, options[-1])
+        edges.append(edge)
+        assert edge < EDGE or id_ == want[-1]
+    find, choose = kernels(v)
+    (best,) = call(find, logits, Out((m, groups_of(v)), "uint32"))
+    (ids,) = call(choose, logits, best, rows_of(options), Out((m,), "int32"))
+    decided = np.array(edges) > EDGE
+    assert decided.sum() > 0.99 * m
+    np.testing.assert_array_equal(ids[decided], np.array(want)[decided])
