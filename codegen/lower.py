@@ -76,6 +76,7 @@ class _Entry:
     ) -> None:
         self.lowered, self.name, self.rows = lowered, name, rows
         self.launched: list[str] = []  # the kernels of the operation being lowered
+        self.zeroed: dict[str, Var] = {}  # tensors of zeros, by their types
         self.function = _for_rows(function, rows)
         self.builder = lowered.builder
         self.new: dict[Var, Any] = {}
@@ -97,6 +98,13 @@ class _Entry:
         found = self.lowered.add_kernel(kernel)
         self.launched.append(str(found.name_hint))
         return found
+
+    def zeros(self, ty: Type) -> Var:
+        label = str(ty)
+        if label not in self.zeroed:
+            columns = int(ty.shape[1])
+            self.zeroed[label] = self.run(self.site("zeros", {"columns": columns}, (), (), ty))
+        return self.zeroed[label]
 
     def item(self, value: Var, index: int) -> Var:
         return self.builder.emit(relax.TupleGetItem(value, index))
@@ -142,19 +150,6 @@ class _Entry:
         return self.call(value)
 
     def call(self, value: relax.Call) -> Var:
-        site = self.site(value)
-        operation = self.lowered.operation(site)
-        operation.uses[self.name] += 1
-        self.launched.clear()
-        choice = operation.choice
-        if choice is None:
-            result = portable.emit(self, site)
-        else:
-            result = choice.schedule.emit(self, site, choice.knobs)
-        operation.kernels[:] = self.launched
-        return result
-
-    def site(self, value: relax.Call) -> Site:
         operands: list[Var] = []
         weights: list[Weight] = []
         for a in value.args:
@@ -165,10 +160,34 @@ class _Entry:
                 operands.extend(self.item(new, i) for i in range(len(new.ty.fields)))
             else:
                 operands.append(new)
+        name, attrs = str(ops.name_of(value)), ops.attrs_of(value)
+        return self.run(self.site(name, attrs, tuple(operands), tuple(weights), value.ty))
+
+    def run(self, site: Site) -> Var:
+        """Emit the operation at a site."""
+        operation = self.lowered.operation(site)
+        operation.uses[self.name] += 1
+        outer, self.launched = self.launched, []
+        choice = operation.choice
+        if choice is None:
+            result = portable.emit(self, site)
+        else:
+            result = choice.schedule.emit(self, site, choice.knobs)
+        operation.kernels[:] = self.launched
+        self.launched = outer
+        return result
+
+    def site(
+        self,
+        op: str,
+        attrs: dict[str, Any],
+        operands: tuple[Var, ...],
+        weights: tuple[Weight, ...],
+        result: Type,
+    ) -> Site:
         plan = self.lowered.plan
         return Site(
-            op=str(ops.name_of(value)), attrs=ops.attrs_of(value), n=self.rows,
-            operands=tuple(operands), weights=tuple(weights), result=value.ty,
+            op=op, attrs=attrs, n=self.rows, operands=operands, weights=weights, result=result,
             target=plan.target, block_tokens=plan.block_tokens, kv_dtype=plan.kv_dtype,
         )  # fmt: skip
 

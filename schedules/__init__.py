@@ -41,6 +41,9 @@ class Emitter(Protocol):
     ) -> Var:
         """Launch a kernel whose i-th output is its input `inplace[i]`, or new where that is -1."""
 
+    def zeros(self, ty: Type) -> Var:
+        """A tensor of the step's that is zeros; who writes to it leaves zeros again."""
+
     def item(self, value: Var, index: int) -> Var:
         """One of several results."""
 

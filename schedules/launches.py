@@ -53,6 +53,9 @@ class Launches:
         self.made.append(Launch(kernel, tuple(inputs), new, tuple(inplace)))
         return self._value(results)
 
+    def zeros(self, ty: Type) -> Var:
+        return relax.Var("zeros", ty)
+
     def item(self, value: Var, index: int) -> Var:
         return self._fields[value][index]
 

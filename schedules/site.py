@@ -72,7 +72,11 @@ class Site:
             ",".join(f"{w.format}:{w.rows}x{w.columns}" for w in self.weights) or self._columns()
         )
         exact = ["f32"] if self.weights and self._is_exact() else []
-        parts = [first, *exact, *(f"{name}={_text(attrs[name])}" for name in sorted(attrs))]
+        parts = [
+            *([first] if first else []),
+            *exact,
+            *(f"{name}={_text(attrs[name])}" for name in sorted(attrs)),
+        ]
         return Key(self.op, ",".join(parts), self.n or 0, self.target.kind, self.target.cpu)
 
     def _is_exact(self) -> bool:

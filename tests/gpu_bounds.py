@@ -24,9 +24,9 @@ from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.target import resolve
 from xpuc.schedules.attention_job import QkPrepJob
 from xpuc.schedules.cuda.argmax import argmax, best_of_blocks, head_best, head_blocks
-from xpuc.schedules.cuda.attention import Attention, attention_reduce, attention_split
+from xpuc.schedules.cuda.attention import Attention, attention_decode
 from xpuc.schedules.cuda.attention_prefill import attention_prefill
-from xpuc.schedules.cuda.elementwise import residual_add, rope_table, softcap, take_rows
+from xpuc.schedules.cuda.elementwise import residual_add, rope_table, softcap, take_rows, zeros
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
 from xpuc.schedules.cuda.linear import linear
@@ -158,12 +158,12 @@ def _products() -> Iterator[tirx.PrimFunc]:
 def _attentions() -> Iterator[tirx.PrimFunc]:
     for head_dim in HEAD_SIZES:
         job = Attention(32, 8, head_dim, scale=head_dim**-0.5)
-        yield attention_split(job, 1)
-        yield attention_reduce(job, 1, quantize=True)
+        yield attention_decode(job, 1, quantize=True)
         yield attention_prefill(job, None)
         yield qk_prep(QkPrepJob(32, 8, head_dim, head_dim, "neox", eps=1e-6), None)
     yield qk_prep(QkPrepJob(32, 8, 128, 128, "norm"), 1)
-    yield attention_split(Attention(8, 4, 256, scale=1 / 16, window=1024, softcap=50.0), 1)
+    gemma = Attention(8, 4, 256, scale=1 / 16, window=1024, softcap=50.0)
+    yield attention_decode(gemma, 1, quantize=True)
 
 
 def _small() -> Iterator[tirx.PrimFunc]:
@@ -179,6 +179,7 @@ def _small() -> Iterator[tirx.PrimFunc]:
     yield take_rows(D_MODEL, None, None)
     yield softcap(N_VOCAB, 1, 30.0)
     yield residual_add(D_MODEL, 1)
+    yield zeros(8, 1, "int32")
 
 
 if __name__ == "__main__":

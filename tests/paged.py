@@ -75,14 +75,12 @@ def expected(data: Paged) -> Any:
 
 
 def decode_work(data: Paged, step: Sequence[int]) -> tuple[Any, Any]:
-    """work and tiles of a call of these rows, a tile each."""
+    """work and tiles of a call of these rows, a tile each: all segments, seen or not."""
     job = data.job
     work, tiles = [], []
     for i, row in enumerate(step):
         seq = next(s for s, (a, b) in enumerate(data.rows) if a <= row < b)
-        position = data.positions[row]
-        start = max(0, position - job.window + 1) if job.window else 0
-        segments = range(start // job.segment_tokens, position // job.segment_tokens + 1)
+        segments = range(data.positions[row] // job.segment_tokens + 1)
         tiles.append((i, 1, len(work), len(segments)))
         work += [(i, 1, seq, segment) for segment in segments]
     return np.array(work, np.int32), np.array(tiles, np.int32)

@@ -26,6 +26,7 @@ from xpuc.schedules.cuda import (
     sample,
 )
 from xpuc.schedules.cuda.attention import Attention
+from xpuc.schedules.cuda.attention_merge import merges_whole_blocks
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
 from xpuc.schedules.cuda.layouts import planes
@@ -187,20 +188,23 @@ def _attention_job(site: Site) -> Attention:
     )  # fmt: skip
 
 
-def _attention_split(emit: Emitter, site: Site, knobs: Any) -> Var:
+def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
     q, *pools, positions, tiles, work, block_table = site.operands
-    job = _attention_job(site)
-    items = work.ty.shape[0]
+    job, items = _attention_job(site), work.ty.shape[0]
     acc = relax.TensorType([items, job.heads, job.head_dim], "float32")
     ml = relax.TensorType([items, job.heads, 2], "float32")
-    parts = emit.launch(
-        once(attention.attention_split, job, site.n),
-        [q, positions, work, block_table, *pools], [acc, ml],
+    arrived = emit.zeros(relax.TensorType([site.n, job.kv_heads], "int32"))
+    quantizes = bool(site.attrs["quantize"]) and merges_whole_blocks(job)
+    rows = relax.TensorType(list(q.ty.shape), "float32")
+    outputs = outputs_of(site.result) if quantizes else [rows]
+    made = emit.launch(
+        once(attention.attention_decode, job, site.n, quantize=quantizes),
+        [q, positions, tiles, work, block_table, *pools, arrived], [acc, ml, *outputs],
     )  # fmt: skip
-    kernel = once(attention.attention_reduce, job, site.n, quantize=bool(site.attrs["quantize"]))
-    return emit.launch(
-        kernel, [emit.item(parts, 0), emit.item(parts, 1), tiles], outputs_of(site.result)
-    )
+    results = [emit.item(made, 2 + i) for i in range(len(outputs))]
+    if quantizes:
+        return emit.emit(relax.Tuple(results))
+    return _quantised(emit, site, results[0], int(q.ty.shape[1]))
 
 
 def _attention_flash(emit: Emitter, site: Site, knobs: Any) -> Var:
@@ -239,6 +243,12 @@ def _softcap(emit: Emitter, site: Site, knobs: Any) -> Var:
 def _add(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = once(elementwise.residual_add, int(site.operands[0].ty.shape[1]), site.n)
     return emit.launch(kernel, site.operands, [site.result])
+
+
+def _zeros(emit: Emitter, site: Site, knobs: Any) -> Var:
+    columns = int(site.result.shape[1])
+    kernel = once(elementwise.zeros, columns, site.n, str(site.result.dtype))
+    return emit.launch(kernel, [], [site.result])
 
 
 def _always(site: Site) -> bool:
@@ -287,12 +297,13 @@ SCHEDULES: tuple[Schedule, ...] = (
     Schedule("quantize", "quantize", _always, _quantize),
     Schedule("rope_table", "rope_table", _always, _rope_table),
     Schedule("qk_prep", "qk_prep", _always, _qk_prep),
-    Schedule("attention_split", "attention", _decodes, _attention_split),
+    Schedule("attention_decode", "attention", _decodes, _attention_decode),
     Schedule("attention_flash", "attention", _flash, _attention_flash, batch_invariant=False),
     Schedule("argmax", "argmax", _always, _argmax),
     Schedule("sample", "sample", _always, _sample),
     Schedule("take_rows", "take_rows", _always, _take_rows),
     Schedule("softcap", "softcap", _always, _softcap),
     Schedule("add", "add", _two_rows_alike, _add),
+    Schedule("zeros", "zeros", _always, _zeros),
 )
 # fmt: on

@@ -1,24 +1,22 @@
 """Attention of decoding rows on a GPU over the paged pool: the context is split among blocks.
 
 A block of threads takes a work item (one segment of a row's context) of one head of the pool with
-the query heads that share it; a second kernel merges the segments of a row in ascending order.
+the query heads that share it; the last of a row's blocks merges its segments.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tvm import tirx
 
-from xpuc.ir.activation import Q8_BLOCK
 from xpuc.schedules.attention_job import AttentionJob
 from xpuc.schedules.cuda import pools, tir
+from xpuc.schedules.cuda.attention_merge import NOTHING, Merge, Parts, merges_whole_blocks
 from xpuc.schedules.cuda.pools import VECTOR, Place, Pool
 from xpuc.schedules.cuda.quantize import Q8a
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
-NOTHING = -1e30  # the maximum of no scores: finite, so that no difference of maxima is NaN
 _WARPS = 4
 _LOG2E = 1.4426950408889634
 
@@ -56,38 +54,67 @@ class Context:
         return Place(block, self.kv_head, tir.let(token % tokens))
 
 
-def attention_split(job: Attention, n: int | None) -> tirx.PrimFunc:
-    """Each work item's part of attention.
+def attention_decode(job: Attention, n: int | None, *, quantize: bool) -> tirx.PrimFunc:
+    """Attention of rows each of which is a tile: tile i is row i.
 
-    Arguments: q f32 (n, heads head_dim); positions i32 (n,); work i32 (w, 4) = (row, 1, sequence,
-    segment); block_table i32 (s, max_blocks); the arrays of the pool; outputs acc f32 (w, heads,
-    head_dim), the weighted sum of values, and ml f32 (w, heads, 2), the largest score and the sum
-    of weights.
+    Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (row, 1, first work
+    item, work items), whose items are segments of the row's context, ascending, to its last; work
+    i32 (w, 4) = (row, 1, sequence, segment), where 0 in place of 1 marks an item that is none;
+    block_table i32 (s, max_blocks); the arrays of the pool; `arrived` i32 (n, kv_heads), zeros that
+    are zeros again afterwards; outputs acc and ml (see `Parts`), then o f32 (n, heads head_dim), or
+    its q8a with `quantize`, where `merges_whole_blocks` holds. Rows in no tile are left as they
+    were.
     """
+    assert not quantize or merges_whole_blocks(job), job
     rows = tir.rows_var() if n is None else n
 
     def body() -> None:
         hd, heads = job.head_dim, job.heads
-        items = tir.rows_var("w")
+        w = tir.rows_var("w")
         q = tir.arg("q", (rows, heads * hd), "float32")
         positions = tir.arg("positions", (rows,), "int32")
-        work = tir.arg("work", (items, 4), "int32")
+        tiles = tir.arg("tiles", (tir.rows_var("t"), 4), "int32")
+        work = tir.arg("work", (w, 4), "int32")
         table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
         pool = pools.declare(job)
-        acc = tir.arg("acc", (items, heads, hd), "float32")
-        ml = tir.arg("ml", (items, heads, 2), "float32")
-        threads = tir.launch((job.kv_heads, items), _WARPS)
+        arrived = tir.arg("arrived", (rows, job.kv_heads), "int32")
+        acc = tir.arg("acc", (w, heads, hd), "float32")
+        ml = tir.arg("ml", (w, heads, 2), "float32")
+        width = heads * hd
+        out = Q8a.declare(width, rows) if quantize else tir.arg("o", (rows, width), "float32")
+        threads = tir.launch((job.kv_heads, w), _WARPS)
         kv_head, item = threads.block
-        row = tir.let(work[item, 0])
-        context = Context(pool, table, tir.let(work[item, 2]), kv_head)
-        first = tir.let(work[item, 3] * job.segment_tokens)
-        split = _Split(job, threads, context, first, tir.let(positions[row]))
-        split.read_queries(q, row)
-        split.score()
-        split.weigh(ml, item)
-        split.add_values(acc, item)
+        with tir.when(work[item, 1] != 0):
+            row, segment = tir.let(work[item, 0]), tir.let(work[item, 3])
+            position = tir.let(positions[row])
+            items = tir.let(tiles[row, 2]), tir.let(tiles[row, 3])
+            first, count = _seen_items(job, items, work, position)
+            with tir.when(item >= first):
+                context = Context(pool, table, tir.let(work[item, 2]), kv_head)
+                start = tir.let(segment * job.segment_tokens)
+                split = _Split(job, threads, context, start, position)
+                split.read_queries(q, row)
+                split.score()
+                split.weigh(ml, item)
+                split.add_values(acc, item)
+                merge = Merge(job, threads, Parts(acc, ml, arrived), row, kv_head, first, count)
+                with tir.when(merge.is_last()):
+                    merge.write(split.scores, out)
 
-    return tir.prim_func(f"attention_split_{job.name}_r{n or 'n'}", body)
+    words = ["attention_decode", job.name, *(["q8"] if quantize else []), f"r{n or 'n'}"]
+    return tir.prim_func("_".join(words), body)
+
+
+def _seen_items(
+    job: Attention, items: tuple[Expr, Expr], work: Buffer, position: Expr
+) -> tuple[Expr, Expr]:
+    """Of the items of a tile (first, number) those that hold a token the row sees."""
+    if not job.window:
+        return items
+    first, count = items
+    low = tir.maximum(0, position - job.window + 1) // job.segment_tokens
+    unseen = tir.let(tir.maximum(0, low - work[first, 3]))
+    return tir.let(first + unseen), tir.let(count - unseen)
 
 
 class _Split:
@@ -224,57 +251,3 @@ class _Split:
                 for part in range(1, parts):
                     total = total + met[part, c]
                 tir.store(acc, (item, head, c), total)
-
-
-def attention_reduce(job: Attention, n: int | None, *, quantize: bool) -> tirx.PrimFunc:
-    """The work items of each row merged in ascending order.
-
-    Arguments: acc, ml as `attention_split` leaves them; tiles i32 (t, 4) = (row, 1, first work
-    item, work items); output o f32 (n, heads head_dim), or its q8a with `quantize`. Rows in no tile
-    are left as they were. A warp takes 32 columns of a row.
-    """
-    rows = tir.rows_var() if n is None else n
-    width = job.heads * job.head_dim
-
-    def body() -> None:
-        items, count = tir.rows_var("w"), tir.rows_var("t")
-        acc = tir.arg("acc", (items, job.heads, job.head_dim), "float32")
-        ml = tir.arg("ml", (items, job.heads, 2), "float32")
-        tiles = tir.arg("tiles", (count, 4), "int32")
-        out = Q8a.declare(width, rows) if quantize else tir.arg("o", (rows, width), "float32")
-        blocks = math.ceil(width / Q8_BLOCK)
-        threads = tir.launch((-(-blocks // _WARPS), count), _WARPS)
-        tile = threads.block[1]
-        row, first, n_items = (tir.let(tiles[tile, i]) for i in (0, 2, 3))
-        block = tir.let(threads.block[0] * _WARPS + threads.warp)
-        column = tir.let(block * Q8_BLOCK + threads.lane)
-        with tir.when(block < blocks):
-            value = _merged(job, (acc, ml), (first, n_items), tir.minimum(column, width - 1))
-            if isinstance(out, Q8a):
-                out.store_block(value, block, row, threads.lane)
-            else:
-                with tir.when(column < width):
-                    tir.store(out, (row, column), value)
-
-    words = ["attention_reduce", job.name, *(["q8"] if quantize else []), f"r{n or 'n'}"]
-    return tir.prim_func("_".join(words), body)
-
-
-def _merged(
-    job: Attention, parts: tuple[Buffer, Buffer], items: tuple[Expr, Expr], column: Expr
-) -> Expr:
-    """One column of one row."""
-    acc, ml = parts
-    first, count = items
-    head, c = tir.let(column // job.head_dim), tir.let(column % job.head_dim)
-    top, total, weights = (tir.registers(1, "float32") for _ in range(3))
-    tir.store(top, 0, tir.const(NOTHING, "float32"))
-    with tir.serial(0, count) as i:
-        tir.store(top, 0, tir.maximum(top[0], ml[first + i, head, 0]))
-    for sums in (total, weights):
-        tir.store(sums, 0, tir.const(0.0, "float32"))
-    with tir.serial(0, count) as i:
-        share = tir.let(tir.fast_exp2(ml[first + i, head, 0] - top[0]))
-        tir.store(weights, 0, tir.fma(share, ml[first + i, head, 1], weights[0]))
-        tir.store(total, 0, tir.fma(share, acc[first + i, head, c], total[0]))
-    return tir.let(total[0] / weights[0])

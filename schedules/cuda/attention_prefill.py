@@ -15,7 +15,8 @@ from tvm import tirx
 
 from xpuc.schedules.attention_job import GROUP
 from xpuc.schedules.cuda import pools, tir
-from xpuc.schedules.cuda.attention import NOTHING, Attention, Context
+from xpuc.schedules.cuda.attention import Attention, Context
+from xpuc.schedules.cuda.attention_merge import NOTHING
 from xpuc.schedules.cuda.pools import VECTOR, Place
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 

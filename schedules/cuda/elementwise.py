@@ -69,6 +69,18 @@ def _of_one(name: str, d: int, n: int | None, value: Callable[[Expr], Expr]) -> 
     return tir.prim_func(f"{name}_{d}_r{n or 'n'}", body)
 
 
+def zeros(d: int, n: int | None, dtype: str) -> tirx.PrimFunc:
+    """y (n, d) of a dtype."""
+    rows = _rows(n)
+
+    def body() -> None:
+        y = tir.arg("y", (rows, d), dtype)
+        with each(rows, d) as at:
+            tir.store(y, at, tir.const(0, dtype))
+
+    return tir.prim_func(f"zeros_{d}_{dtype}_r{n or 'n'}", body)
+
+
 def rope_table(n_rot: int, n: int | None, mscale: float = 1.0) -> tirx.PrimFunc:
     """The cosines and sines of a step, times `mscale`.
 

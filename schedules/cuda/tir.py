@@ -108,9 +108,34 @@ def sync_warp() -> None:
     T.evaluate(T.cuda.warp_sync())
 
 
+def arrive(counter: Buffer, index: Expr) -> Expr:
+    """Add 1 to an int32 in global memory; what it was before.
+
+    What this thread wrote, and the block before a `sync_block`, is seen by whoever arrives later,
+    and after a `sync_block` by the block of that.
+    """
+    at = index if isinstance(index, tuple) else (index,)
+    return T.cuda.func_call(
+        "xpuc_arrive", counter.ptr_to(list(at)), source_code=_ARRIVE, return_type="int32"
+    )
+
+
+_ARRIVE = """
+__device__ __forceinline__ int xpuc_arrive(int* counter) {
+  __threadfence();
+  int before = atomicAdd(counter, 1);
+  __threadfence();
+  return before;
+}
+"""
+
+
 @contextmanager
 def when(condition: Expr) -> Iterator[None]:
-    """The statements inside `with` run only where `condition` holds. No barrier may be inside."""
+    """The statements inside `with` run only where `condition` holds.
+
+    A barrier may be inside only if it holds for all threads of the block, or for none.
+    """
     with T.If(condition), T.Then():
         yield
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from xpuc.codegen.compile import Options, operations
 from xpuc.codegen.kernels.activation import silu, softcap
 from xpuc.codegen.lower import Lowered, Plan
 from xpuc.schedules import TargetFacts
@@ -31,3 +36,20 @@ def test_kernels_of_one_name_stay_apart() -> None:
     low, high = (module.add_kernel(named(softcap(8, 4, cap), "softcap_8")) for cap in (5.0, 9.0))
     assert (low.name_hint, high.name_hint) == ("softcap_8", "softcap_81")
     assert len(module.finish().functions) == 2
+
+
+def launches(checkpoint: Path) -> dict[str, int]:
+    """Of a decode step on a GPU, by operation."""
+    found, _ = operations(checkpoint, Options(target="cuda -arch=sm_90a", ctx=64, untuned=True))
+    counts: dict[str, int] = {}
+    for o in found:
+        counts[o["op"]] = counts.get(o["op"], 0) + o["uses"].get("decode", 0) * len(o["kernels"])
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_layer_takes_eight_launches_of_a_gpu(name: str, tiny_model: Callable[..., Path]) -> None:
+    one, two = (launches(tiny_model(name, layers=layers, weights="Q4_0")) for layers in (1, 2))
+    assert sum(two.values()) - sum(one.values()) == 8
+    assert one["zeros"] == two["zeros"] == 1

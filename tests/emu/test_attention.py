@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from activations import q8a, q8a_shapes
-from emu.device import Out, run
+from emu.device import InOut, Out, run
 from emu.gpu_weights import error
 from paged import Paged, decode_work, expected, paged, prefill_work
 
-from xpuc.schedules.cuda.attention import Attention, attention_reduce, attention_split
+from xpuc.schedules.cuda.attention import Attention, attention_decode
 from xpuc.schedules.cuda.attention_prefill import accepts, attention_prefill, tile_rows_for
 
 SMOLLM2 = Attention(9, 3, 64, 64**-0.5)
 LAYERS = [
     SMOLLM2,
     Attention(4, 1, 256, 256**-0.5, window=40),
-    Attention(2, 2, 80, 0.2, softcap=4.0, block_tokens=32),
+    Attention(4, 2, 80, 0.2, softcap=4.0, block_tokens=32),
     Attention(7, 1, 16, 0.3, window=200, kv_dtype="float32"),
     Attention(8, 1, 128, 0.1, softcap=3.0, window=17, kv_dtype="float32", block_tokens=64),
     Attention(3, 1, 8, 0.5),
@@ -31,19 +31,25 @@ LAYERS = [
 each_layer = pytest.mark.parametrize("job", LAYERS, ids=lambda job: job.name)
 
 
+NO_ITEM = (9_999, 0, 9_999, 9_999)  # row, no rows, sequence, segment
+
+
 def decode(data: Paged, *, quantize: bool = False) -> list[Any]:
-    """One tile for each row of the step."""
+    """One tile for each row of the step; padding is the last row, and the last item of work."""
     job, n = data.job, len(data.q)
     work, tiles = decode_work(data, range(n - 1))
+    work = np.concatenate([work, np.array([NO_ITEM], np.int32)])
     heads, width = job.heads, job.heads * job.head_dim
-    parts = run(
-        attention_split(job, None),
-        data.q, data.positions, work, data.block_table, *data.pools,
-        Out((len(work), heads, job.head_dim), "float32"), Out((len(work), heads, 2), "float32"),
-    )  # fmt: skip
     shapes = q8a_shapes(width, n) if quantize else [((n, width), "float32")]
-    reduce = attention_reduce(job, None, quantize=quantize)
-    return run(reduce, *parts, tiles, *(Out(*shape) for shape in shapes))
+    arrived = np.zeros((n, job.kv_heads), np.int32)
+    counters, _, _, *out = run(
+        attention_decode(job, None, quantize=quantize),
+        data.q, data.positions, tiles, work, data.block_table, *data.pools, InOut(arrived),
+        Out((len(work), heads, job.head_dim), "float32"), Out((len(work), heads, 2), "float32"),
+        *(Out(*shape) for shape in shapes),
+    )  # fmt: skip
+    assert not counters.any()
+    return out
 
 
 def prefill(data: Paged) -> Any:
@@ -63,6 +69,12 @@ def test_decode(job: Attention) -> None:
     (out,) = decode(data)
     assert error(out[:-1], expected(data)[:-1]) < 1e-5
     assert np.isnan(out[-1]).all()  # of no tile, so nobody wrote it
+
+
+def test_a_row_of_more_segments_than_are_merged_at_a_time() -> None:
+    data = paged(Attention(1, 1, 16, 0.3, segment_tokens=64), [(64 * 65 + 1, 1)])
+    (out,) = decode(data)
+    assert error(out[:-1], expected(data)[:-1]) < 1e-5
 
 
 @pytest.mark.parametrize("job", [LAYERS[2], LAYERS[4], LAYERS[6]], ids=lambda job: job.name)
