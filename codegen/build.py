@@ -24,6 +24,13 @@ class Built:
     device: cuda.DeviceCode | None = None  # of a GPU target
 
 
+def require_tools(machine: CompileTarget) -> None:
+    """XpucError where the machine's code cannot be built here: no linker, no compiler for GPUs."""
+    require_linker()
+    if machine.archs:
+        cuda.require()
+
+
 def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
     """Lower calls to destination passing with planned storage, and its bytes by entry point."""
     planned = transform.Sequential(

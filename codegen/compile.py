@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,11 @@ class _Work:
         self.path, self.options, self.progress, self.dump_ir = path, options, progress, dump_ir
         self.seconds: dict[str, float] = {}
 
+    @cached_property
+    def machine(self) -> target.CompileTarget:
+        """What is compiled for."""
+        return target.resolve(self.options.target, self.options.cpu)
+
     def phase(self, name: str, step: Callable[[], Any]) -> Any:
         self.progress(name, 0, 0)
         start = time.perf_counter()
@@ -203,6 +208,7 @@ class _Work:
 
     def run(self, staging: Path) -> Compiled:
         """The phases in order."""
+        build.require_tools(self.machine)
         model: Model = self.phase("read", lambda: open_model(self.path))
         tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
         made = self.made(model)
@@ -235,7 +241,7 @@ class _Work:
 
     def made(self, model: Model) -> _Made:
         """The phases from the graph to the module of the target, before anything is built."""
-        machine = target.resolve(self.options.target, self.options.cpu)
+        machine = self.machine
         pool = PoolLayout(_KV_DTYPES[self.options.kv], self.options.block_tokens)
         module, weight_names = self.phase("graph", lambda: model.graph(pool))
         module, fusions = self.phase("passes", partial(self.passes, module))

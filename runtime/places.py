@@ -7,8 +7,6 @@ Both are given numpy arrays. In the process's memory a tensor is the array; a GP
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,15 +14,14 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import tvm_ffi
 
-from xpuc.artifact import CUDA_RUNTIME, Manifest
+from xpuc.artifact import CUDA_RUNTIME, Manifest, compile_again
 from xpuc.errors import ArtifactError
-from xpuc.runtime import memory
+from xpuc.runtime import memory, nvidia
 
 Array = npt.NDArray[Any]
 _CPU, _CUDA = 1, 2  # DLPack's device types
 _POOLED = 2  # the VM's pooled allocator
-_EXISTS, _CAPABILITY, _FREE = 0, 4, 15  # TVM's DeviceAttrKind
-_CUDART = "libcudart.so.13"
+_FREE = 15  # of TVM's DeviceAttrKind
 
 
 class Place(Protocol):
@@ -146,20 +143,15 @@ def place_of(manifest: Manifest, directory: Path) -> Place:
     """Where the tensors of an artifact lie; ArtifactError if nowhere. Its TVM runtime is loaded."""
     if manifest.target["kind"] != "cuda":
         return Process()
-    _load(directory / CUDA_RUNTIME)
-    if not _attribute(_EXISTS):
-        raise ArtifactError(
-            f"{directory}: compiled for NVIDIA GPUs, and there is none that CUDA can use",
-            "check nvidia-smi, or compile the model for the CPU: xpuc compile MODEL --target llvm",
-        )
-    capability = str(_attribute(_CAPABILITY))
+    gpu = nvidia.first_gpu()
     archs = manifest.decisions["device"]["archs"]
-    if not any(runs_on(arch, capability) for arch in archs):
+    if not any(runs_on(arch, gpu.capability) for arch in archs):
         raise ArtifactError(
-            f"{directory}: has code for {', '.join(archs)}; this GPU is of compute capability"
-            f" {capability}",
-            f"compile it with --target 'cuda -arch=sm_{capability.replace('.', '')}'",
+            f"{directory}: has code for {', '.join(archs)}; {gpu.name} is of compute capability"
+            f" {gpu.capability}",
+            f"compile it with --target 'cuda -arch=sm_{gpu.capability.replace('.', '')}'",
         )
+    _load(directory / CUDA_RUNTIME)
     return Gpu()
 
 
@@ -177,34 +169,15 @@ def runs_on(arch: str, capability: str) -> bool:
 
 
 def _load(library: Path) -> None:
-    """TVM's CUDA half, with the libraries it is linked to."""
+    """TVM's CUDA half, unless it is loaded; NVIDIA's libraries, which it is linked to, are."""
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
         return
-    _load_first(("libcuda.so.1",), "NVIDIA's driver", "install the driver of the GPU")
-    _load_first(
-        (_CUDART, *_in_wheels(_CUDART)), "CUDA's runtime library",
-        "pip install 'nvidia-cuda-runtime==13.0.*', or install a CUDA 13 toolkit",
-    )  # fmt: skip
-    ctypes.CDLL(str(library.resolve()))
-
-
-def _load_first(names: tuple[str, ...], what: str, hint: str) -> None:
-    for name in names:
-        try:
-            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
-        return
-    raise ArtifactError(f"{what} ({Path(names[0]).name}) is not on this machine", hint)
-
-
-def _in_wheels(library: str) -> tuple[str, ...]:
-    """Where NVIDIA's wheels, which torch brings too, would have it."""
-    if importlib.util.find_spec("nvidia") is None:
-        return ()
-    spec = importlib.util.find_spec("nvidia.cu13")
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    return tuple(str(Path(folder) / "lib" / library) for folder in folders)
+    try:
+        ctypes.CDLL(str(library.resolve()))
+    except OSError as error:
+        raise ArtifactError(
+            f"{library}: cannot be loaded ({error})", compile_again(library.parent.parent)
+        ) from None
 
 
 def _attribute(number: int) -> Any:

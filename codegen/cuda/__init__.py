@@ -13,8 +13,9 @@ hands it over as it is. The alternative, a cubin for each and a choice of ours a
 second copy of the driver's rules.
 """
 
-from xpuc.codegen.cuda.device_code import DeviceCode, check_no_source, compiling
+from xpuc.codegen.cuda.device_code import DeviceCode, check_no_source, compiling, require
 from xpuc.codegen.cuda.pipeline import PIPELINE, bind_threads
 from xpuc.codegen.cuda.ptxas import KernelUsage
 
-__all__ = ["PIPELINE", "DeviceCode", "KernelUsage", "bind_threads", "check_no_source", "compiling"]
+__all__ = ["PIPELINE", "DeviceCode", "KernelUsage", "bind_threads", "check_no_source", "compiling",
+           "require"]  # fmt: skip

@@ -35,15 +35,22 @@ class DeviceCode:
         }
 
 
+def require() -> Compiler:
+    """The compiler that `compiling` takes; XpucError where it or TVM's CUDA half is missing."""
+    compiler = find_compiler()
+    driver.load()
+    return compiler
+
+
 @contextmanager
 def compiling(archs: Sequence[str], compiler: Compiler | None = None) -> Iterator[DeviceCode]:
     """TVM builds inside `with` make machine code for these architectures.
 
     XpucError where the compiler or TVM's CUDA half is missing, and for what does not compile.
     """
+    compiler = compiler or require()
     driver.load()
     pipeline.register()
-    compiler = compiler or find_compiler()
     made = DeviceCode(compiler.name, tuple(archs))
     failures: list[XpucError] = []
 

@@ -3,7 +3,7 @@
 TVM makes device code where its library `libtvm_runtime_cuda` is loaded, and that needs libcuda,
 which comes with NVIDIA's driver, and libcudart. Without them TVM says nothing and keeps CUDA
 source, to be compiled where the artifact runs. So libcudart is taken from PyPI's wheel where the
-system has none, and a library of the nine functions of libcuda that TVM names stands in for the
+system has none, and a library of the functions of libcuda that TVM names stands in for the
 driver: nothing is launched while compiling, and each of them says there is no device.
 """
 
@@ -26,6 +26,7 @@ _LIBCUDA, _LIBCUDART = "libcuda.so.1", "libcudart.so.13"
 _NAMED_BY_TVM = (
     "cuDeviceGetName", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuModuleGetFunction",
     "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled",
+    "cuInit",  # a load of an artifact in this process asks
 )  # fmt: skip
 _TEXTS = ("cuGetErrorName", "cuGetErrorString")
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE

@@ -1,5 +1,6 @@
 """`xpuc doctor`: what is there, what is missing, and the command that adds it."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from cli_runs import invoke
 
 from xpuc.cli import diagnosis, requirements
 from xpuc.cli.requirements import Requirement, accepts
+from xpuc.errors import ArtifactError, XpucError
+from xpuc.runtime import nvidia
 
 CORE = Requirement("numpy", ">=1.26", "", "2.0")
 COMPILER = Requirement("apache-tvm", "==0.27.0.post1", "compile", "0.27.0.post1")
@@ -16,11 +19,18 @@ ROOT = Path(__file__).parent.parent.parent
 PEER = Requirement("xllamacpp", "", "peer", None)
 
 
+def no_gpu():
+    raise ArtifactError("NVIDIA's driver finds no GPU", "check nvidia-smi")
+
+
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine with the given packages and no look at the compiler."""
+    """A machine with the given packages, no GPU, and no look at the compilers."""
     monkeypatch.setenv("XPUC_CACHE", str(tmp_path))
     monkeypatch.setattr(diagnosis, "_compiler", lambda: iter(()))
+    fine = diagnosis.Finding("CUDA compiler", "ok", "NVRTC", "", "compile cuda")
+    monkeypatch.setattr(diagnosis, "_cuda_compiler", lambda: fine)
+    monkeypatch.setattr(nvidia, "first_gpu", no_gpu)
 
     def have(*packages):
         monkeypatch.setattr(requirements, "declared", lambda: iter(packages))
@@ -32,7 +42,10 @@ def test_a_machine_that_can_do_all(machine):
     machine(CORE, COMPILER, PEER)
     done = invoke("doctor")
     assert done.code == 0
-    assert done.out.splitlines()[-1] == "run: yes; compile: yes (--target llvm)"
+    assert done.out.splitlines()[-2:] == [
+        "run: yes; compile: yes (--target llvm)",
+        "run: no; compile: yes (--target cuda)",
+    ]
 
 
 def test_a_deployment_machine_runs_but_does_not_compile(machine):
@@ -40,7 +53,47 @@ def test_a_deployment_machine_runs_but_does_not_compile(machine):
     done = invoke("doctor")
     assert done.code == 1
     assert "  apache-tvm  pip install 'xpuc[compile]'" in done.out.splitlines()
-    assert done.out.splitlines()[-1] == "run: yes; compile: no (--target llvm)"
+    assert done.out.splitlines()[-2:] == [
+        "run: yes; compile: no (--target llvm)",
+        "run: no; compile: no (--target cuda)",
+    ]
+
+
+def rows(done):
+    """Mark, subject and what was found, of each line."""
+    return [re.split("  +", line) for line in done.out.splitlines()]
+
+
+def test_a_gpu_is_described_and_what_is_missing_for_one_is_a_note(machine, monkeypatch):
+    machine(CORE, COMPILER)
+    done = invoke("doctor")
+    assert ["note", "GPU", "NVIDIA's driver finds no GPU"] in rows(done)
+    assert done.code == 0
+    found = nvidia.GpuFacts("NVIDIA H200", "9.0", "13.0", 140 << 30, 141 << 30)
+    monkeypatch.setattr(nvidia, "first_gpu", lambda: found)
+    done = invoke("doctor")
+    said = "compute capability 9.0, 140.0 GiB free of 141.0 GiB, driver of CUDA 13.0"
+    assert ["ok", "GPU", f"NVIDIA H200, {said}"] in rows(done)
+    assert done.out.splitlines()[-1] == "run: yes; compile: yes (--target cuda)"
+
+
+@pytest.mark.slow
+def test_the_compiler_for_gpus_is_named_or_how_to_get_it(monkeypatch):
+    from xpuc.codegen.cuda import device_code
+
+    found = diagnosis._cuda_compiler()
+    assert found.mark == "ok"
+    assert found.found.startswith("NVRTC 13.")
+    assert found.found.endswith("sm_80 sm_86 sm_89 sm_90 sm_90a sm_100 sm_120")
+
+    def none():
+        raise XpucError("no CUDA compiler", "pip install 'xpuc[cuda]'")
+
+    monkeypatch.setattr(device_code, "find_compiler", none)
+    found = diagnosis._cuda_compiler()
+    assert (found.mark, found.found, found.fix) == (
+        "note", "no CUDA compiler", "pip install 'xpuc[cuda]'",
+    )  # fmt: skip
 
 
 def test_a_package_outside_its_pins_is_missing(machine):

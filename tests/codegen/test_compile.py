@@ -30,6 +30,7 @@ from xpuc.artifact import (
 from xpuc.codegen import compile as compiler
 from xpuc.codegen.build import Built
 from xpuc.codegen.compile import Options, buckets, compile_model
+from xpuc.codegen.cuda import device_code
 from xpuc.codegen.weights import padded
 from xpuc.errors import XpucError
 from xpuc.runtime.checks import verify
@@ -104,6 +105,20 @@ def test_an_unknown_machine_is_refused(changes, checkpoint, tmp_path):
     with pytest.raises(XpucError, match="unknown"):
         compile_model(checkpoint, out=tmp_path / "m.xpuc", options=Options(**changes))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_compiler_for_gpus_is_looked_for_before_any_work(checkpoint, tmp_path, monkeypatch):
+    def none():
+        raise XpucError("no CUDA compiler", "pip install 'xpuc[cuda]'")
+
+    monkeypatch.setattr(device_code, "find_compiler", none)
+    phases = []
+    with pytest.raises(XpucError, match="no CUDA compiler"):
+        compile_model(
+            checkpoint, "cuda", tmp_path / "m.xpuc",
+            progress=lambda phase, done, total: phases.append(phase),
+        )  # fmt: skip
+    assert phases == []
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -3,93 +3,39 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from venvs import REPO, Venv, build_wheel, make_venv
 
 import xpuc
 
 pytestmark = pytest.mark.slow
 
-REPO = Path(__file__).parent.parent.parent
 PROMPT = "the cat and the hat"
 RUN = ("-p", PROMPT, "--raw", "-n", "12", "--temp", "0", "--ignore-eos", "--json")
 SIZES = {"ctx": 128, "max_batch": 1, "max_chunk": 32}
 
 
-@dataclass(frozen=True)
-class Venv:
-    """A virtual environment, and the folder its programs are started from."""
-
-    folder: Path
-    cwd: Path
-
-    def __call__(self, program: str, *args: object) -> str:
-        """What a program prints that must succeed."""
-        done = self.start(program, *args)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def start(self, program: str, *args: object) -> subprocess.CompletedProcess[str]:
-        """A program of the venv, without what pytest adds to the environment."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TVM"))}
-        return subprocess.run(
-            [self.folder / "bin" / program, *map(str, args)],
-            cwd=self.cwd, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def importable(self, names: Sequence[str]) -> list[str]:
-        """Those of the packages that are there."""
-        code = (
-            "import importlib.util, sys;"
-            "print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name)))"
-        )
-        return self("python", "-c", code, *names).split()
-
-    def installed_bytes(self) -> int:
-        """Bytes of what xpuc brought, without pip and what a venv starts with."""
-        (packages,) = self.folder.glob("lib/python*/site-packages")
-        brought = [p for p in packages.iterdir() if not p.name.startswith(("pip", "setuptools"))]
-        files = [f for p in brought for f in ([p] if p.is_file() else p.rglob("*"))]
-        return sum(f.stat().st_size for f in files if f.is_file() and f.suffix != ".pyc")
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as pip builds it: in an environment of its own."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, str(REPO)], check=True)
-    (wheel,) = folder.glob("xpuc-*.whl")
-    return wheel
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Venv]:
-    """venv(extra): a new venv with the wheel and this extra, or none."""
-
-    def make(extra: str) -> Venv:
-        folder = tmp_path_factory.mktemp("venv")
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        (folder / "else where").mkdir()
-        made = Venv(folder / "venv", folder / "else where")
-        made("python", "-m", "pip", "install", "--quiet", f"{wheel}{extra}")
-        return made
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def deployed(venv: Callable[[str], Venv]) -> Venv:
+def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
     """A machine that only runs models."""
-    return venv("")
+    return make_venv(tmp_path_factory.mktemp("deployed"), str(wheel))
+
+
+@pytest.fixture(scope="module")
+def compiling(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    """A machine that compiles models, for GPUs too."""
+    return make_venv(tmp_path_factory.mktemp("compiling"), f"{wheel}[cuda]")
 
 
 @pytest.fixture(scope="module")
@@ -197,16 +143,34 @@ def test_a_run_is_light(deployed, compiled, smollm2_gguf, say):
     assert seconds < 3
 
 
-def test_the_wheel_with_its_compiler_compiles_and_runs(venv, checkpoint, expected, artifact):
-    machine = venv("[compile]")
-    copy = shutil.copy(checkpoint, machine.cwd / "model.gguf")
+def test_the_wheel_with_its_compiler_compiles_and_runs(compiling, checkpoint, expected, artifact):
+    copy = shutil.copy(checkpoint, compiling.cwd / "model.gguf")
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
-    machine("xpuc", "compile", Path(copy).name, "-o", "model.xpuc", *sizes)
-    assert json.loads(machine("xpuc", "run", "model.xpuc", *RUN))["ids"] == expected
-    made, ours = (files_of(path) for path in (machine.cwd / "model.xpuc", artifact))
+    compiling("xpuc", "compile", Path(copy).name, "-o", "model.xpuc", *sizes)
+    assert json.loads(compiling("xpuc", "run", "model.xpuc", *RUN))["ids"] == expected
+    made, ours = (files_of(path) for path in (compiling.cwd / "model.xpuc", artifact))
     assert made.keys() == ours.keys()
     assert made["weights.safetensors"] == ours["weights.safetensors"]
     assert made["tokenizer.json"] == ours["tokenizer.json"]
+
+
+def test_it_compiles_for_gpus_without_a_cuda_toolkit(compiling, checkpoint):
+    """With what PyPI has and a C compiler: no nvcc, no driver, no GPU."""
+    tools = compiling.cwd / "tools"
+    tools.mkdir()
+    for name in ("cc", "ld", "as"):
+        (tools / name).symlink_to(shutil.which(name))
+    alone = {"PATH": str(tools), "CUDACXX": "", "CUDA_HOME": str(tools), "CUDA_PATH": str(tools)}
+    said = compiling(
+        "xpuc", "compile", checkpoint, "--target", "cuda -arch=sm_90a", "--ctx", 128, "--json",
+        "--max-batch", 1, "-o", "gpu.xpuc", **alone,
+    )  # fmt: skip
+    assert json.loads(said)["target"]["kind"] == "cuda"
+    manifest = json.loads((compiling.cwd / "gpu.xpuc" / "manifest.json").read_text())
+    device = manifest["decisions"]["device"]
+    assert device["compiler"].startswith("NVRTC 13.0")
+    assert device["fatbin_bytes"] > 0
+    assert {kernel["arch"] for kernel in device["kernels"]} == {"sm_90a"}
 
 
 def files_of(artifact: Path) -> dict[str, Any]:

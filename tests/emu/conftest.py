@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 from emu import fake_driver
 
 fake_driver.load()
+
+SIZES = {"ctx": 128, "max_batch": 2, "max_chunk": 32}  # of the tiny models
 
 
 @pytest.fixture(params=fake_driver.ORDERS)
@@ -16,3 +21,38 @@ def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """The test runs in each order of threads and blocks."""
     monkeypatch.setenv("XPUC_EMU_ORDER", request.param)
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def emulated_compiler() -> Iterator[None]:
+    """What compiles for cuda makes code for the emulated GPU."""
+    from emu.device import Emulator  # imports tvm
+
+    from xpuc.codegen.cuda import device_code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_code, "find_compiler", Emulator)
+        yield
+
+
+@pytest.fixture(scope="session")
+def on_gpu(
+    tiny_model: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    emulated_compiler: None,
+) -> Callable[[str], Path]:
+    """on_gpu(name): the artifact of a tiny model for the emulated GPU, compiled once."""
+    from xpuc.codegen.compile import Options, compile_model
+
+    made: dict[str, Path] = {}
+
+    def artifact(name: str) -> Path:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("gpu")
+            made[name] = compile_model(
+                tiny_model(name, weights="Q4_0"), "cuda -arch=sm_90a", folder / f"{name}.xpuc",
+                options=Options(**SIZES),
+            ).path  # fmt: skip
+        return made[name]
+
+    return artifact

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from emu import fake_driver
-from emu.device import Emulator
+from emu.conftest import SIZES
 
 import xpuc
 from xpuc.codegen.compile import Options, compile_model
-from xpuc.codegen.cuda import device_code
 from xpuc.runtime.engine import Engine
 
 PROMPTS = [[3, 14, 15, 92, 6, 5, 35, 8], list(range(1, 70)), [41]]
-
-
-@pytest.fixture(scope="module")
-def emulated_compiler() -> Iterator[None]:
-    """What compiles for cuda makes code for the emulated GPU."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_code, "find_compiler", Emulator)
-        yield
 
 
 def loaded(checkpoint: Path, folder: Path, target: str, **options: Any) -> Engine:
@@ -35,42 +26,40 @@ def loaded(checkpoint: Path, folder: Path, target: str, **options: Any) -> Engin
 
 # Tensor cores round prompts to f16, which a random model of few columns makes much of.
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.usefixtures("emulated_compiler")
 def test_a_tiny_model_answers_as_on_the_cpu(
     name: str,
     tiny_model: Callable[..., Path],
+    on_gpu: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
     checkpoint = tiny_model(name, weights="Q4_0")
-    sizes = {"ctx": 128, "max_batch": 2, "max_chunk": 32}
     answers = []
-    for target in ("llvm", "cuda -arch=sm_90a"):
+    for target in ("llvm", "cuda"):
         before = fake_driver.launches()
-        with loaded(checkpoint, tmp_path, target, **sizes) as engine:
+        with (
+            xpuc.load(on_gpu(name)) if target == "cuda"
+            else loaded(checkpoint, tmp_path, target, **SIZES)
+        ) as engine:  # fmt: skip
             results = engine.generate(
                 PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=0
             )
             answers.append([(r.ids, [p.logprob for p in r.logprobs]) for r in results])
-        assert (fake_driver.launches() > before) == target.startswith("cuda")
+        assert (fake_driver.launches() > before) == (target == "cuda")
     for (ids, logprobs), (want, expected) in zip(answers[1], answers[0], strict=True):
         assert ids == want
         assert logprobs == pytest.approx(expected, abs=0.1)
 
 
-@pytest.mark.usefixtures("emulated_compiler")
 def test_blocks_of_a_gpu_are_copied_stored_and_found_again(
-    tiny_model: Callable[..., Path], tmp_path: Path
+    on_gpu: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    made = compile_model(
-        tiny_model("llama", weights="Q4_0"), "cuda -arch=sm_90a", tmp_path / "m.xpuc",
-        options=Options(ctx=128, max_batch=2, max_chunk=64),
-    )  # fmt: skip
+    artifact = on_gpu("llama")
     prompt, options = list(range(1, 50)), {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
-    with xpuc.load(made.path, store=tmp_path / "kv") as engine:
+    with xpuc.load(artifact, store=tmp_path / "kv") as engine:
         forked = engine.generate(prompt, n=2, seed=1, **(options | {"temperature": 0.8}))
         alone = engine.generate(prompt, **options)
         assert len(forked.others) == 1
-    with xpuc.load(made.path, store=tmp_path / "kv") as engine:
+    with xpuc.load(artifact, store=tmp_path / "kv") as engine:
         assert engine.generate(prompt, **options).ids == alone.ids
         assert engine.scheduler.kv.counters.store_tokens == 48
 

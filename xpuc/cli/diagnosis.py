@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from xpuc.cli import quantities, requirements, sources
 from xpuc.codegen.linker import find_linker
+from xpuc.errors import XpucError
 
 FINE, GAP, NOTE = "ok", "missing", "note"
 # What the packages of an extra are for.
@@ -28,7 +28,8 @@ USES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `needed_for` is run, compile or nothing."""
+    """One thing that was looked at; `needed_for` is run, compile, the same with " cuda" behind it
+    (for NVIDIA GPUs), or nothing."""
 
     subject: str
     mark: str
@@ -39,21 +40,28 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything, in the order it is shown."""
+    gpu = _gpu()  # first: the compiler for GPUs brings a libcuda of its own where there is none
     return [
         _python(),
         *_packages(),
         *_compiler(),
+        _cuda_compiler(),
         _processor(),
         _memory(),
-        _gpu(),
+        gpu,
         _cache(),
     ]
 
 
 def verdicts(findings: list[Finding]) -> dict[str, bool]:
     """What the machine can do: every needed thing is there."""
-    gaps = {each.needed_for for each in findings if each.mark == GAP}
-    return {"can_run": "run" not in gaps, "can_compile": not gaps & {"run", "compile"}}
+    gaps = {each.needed_for for each in findings if each.mark != FINE}
+    runs, compiles = "run" not in gaps, not gaps & {"run", "compile"}
+    return {
+        "can_run": runs, "can_compile": compiles,
+        "can_run_cuda": runs and "run cuda" not in gaps,
+        "can_compile_cuda": compiles and "compile cuda" not in gaps,
+    }  # fmt: skip
 
 
 def _python() -> Finding:
@@ -113,6 +121,23 @@ def _compiler() -> Iterator[Finding]:
     yield Finding("LLVM target", FINE, f"{machine.triple} {machine.facts.cpu}")
 
 
+def _cuda_compiler() -> Finding:
+    """What would make code for GPUs, and for which."""
+    subject, needed = "CUDA compiler", "compile cuda"
+    if requirements.installed("apache-tvm") is None:
+        return Finding(subject, NOTE, "apache-tvm is missing", "pip install 'xpuc[cuda]'", needed)
+    try:
+        from xpuc.codegen import cuda
+        from xpuc.codegen.cuda.archs import ARCHS
+
+        compiler = cuda.require()
+    except XpucError as error:
+        return Finding(subject, NOTE, error.message, error.hint, needed)
+    except Exception as error:  # of a TVM that does not load, which has a finding of its own
+        return Finding(subject, NOTE, f"TVM does not load ({type(error).__name__})", "", needed)
+    return Finding(subject, FINE, f"{compiler.name}, for {' '.join(ARCHS)}", "", needed)
+
+
 def _processor() -> Finding:
     from xpuc.runtime.checks import host_features
     from xpuc.runtime.model import default_threads
@@ -142,20 +167,16 @@ def _memory() -> Finding:
 
 
 def _gpu() -> Finding:
-    """Through NVIDIA's driver library alone: nothing else need be installed."""
+    """Through NVIDIA's libraries alone: what an artifact for GPUs needs besides itself."""
+    from xpuc.runtime.nvidia import first_gpu
+
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Finding("GPU", NOTE, "no NVIDIA driver; this version of xpuc runs on the CPU")
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return Finding("GPU", NOTE, "an NVIDIA driver, but no GPU it can use")
-    names = []
-    for device in range(count.value):
-        name = ctypes.create_string_buffer(100)
-        driver.cuDeviceGetName(name, len(name), device)
-        names.append(name.value.decode())
-    return Finding("GPU", NOTE, f"{', '.join(names)}; this version of xpuc does not use it")
+        gpu = first_gpu()
+    except XpucError as error:
+        return Finding("GPU", NOTE, error.message, error.hint, "run cuda")
+    memory = f"{quantities.size(gpu.free_bytes)} free of {quantities.size(gpu.total_bytes)}"
+    found = f"{gpu.name}, compute capability {gpu.capability}, {memory}, driver of CUDA"
+    return Finding("GPU", FINE, f"{found} {gpu.driver}", "", "run cuda")
 
 
 def _cache() -> Finding:

@@ -21,7 +21,7 @@ def command(as_json: bool) -> None:
 
     That is: what it can compile for and run, what is missing, and the command that adds it.
 
-    Exits with 1 where something is missing that running or compiling needs.
+    Exits with 1 where something is missing that running or compiling for the CPU needs.
     """
     from xpuc.cli.diagnosis import examine, verdicts
 
@@ -43,8 +43,8 @@ def _lines(findings: list[Finding], told: dict[str, bool]) -> list[str]:
     if fixes:
         lines += ["", "what adds the rest:", *quantities.columns(fixes, indent=2)]
     words = {True: "yes", False: "no"}
-    lines += [
-        "",
-        f"run: {words[told['can_run']]}; compile: {words[told['can_compile']]} (--target llvm)",
-    ]
+    lines.append("")
+    for target, suffix in (("llvm", ""), ("cuda", "_cuda")):
+        runs, compiles = (words[told[f"can_{what}{suffix}"]] for what in ("run", "compile"))
+        lines.append(f"run: {runs}; compile: {compiles} (--target {target})")
     return lines

@@ -176,6 +176,23 @@ Status cuLaunchKernelEx(const Launch* launch, void* handle, void** values, void*
                 });
 }
 
+Status cuInit(unsigned) { return kSuccess; }
+
+Status cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return kSuccess;
+}
+
+Status cuDeviceGetCount(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+
+Status cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 9 : 0;  // compute capability: major, minor
+  return kSuccess;
+}
+
 Status cuDeviceGetName(char* name, int length, int) {
   snprintf(name, length, "emulated sm_90a");
   return kSuccess;
