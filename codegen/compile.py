@@ -39,7 +39,7 @@ from xpuc.ir.builder import PoolLayout
 from xpuc.ir.formats import dequantize, format_of
 from xpuc.ir.text import to_text
 from xpuc.passes import FUSIONS, Pass, run, without
-from xpuc.schedules import TargetFacts, target_of
+from xpuc.schedules import TargetFacts, tails_of, target_of
 from xpuc.tune_db import TuneDb
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
@@ -243,7 +243,8 @@ class _Work:
         """The phases from the graph to the module of the target, before anything is built."""
         machine = self.machine
         pool = PoolLayout(_KV_DTYPES[self.options.kv], self.options.block_tokens)
-        module, weight_names = self.phase("graph", lambda: model.graph(pool))
+        tails = tails_of(target_of(machine.facts.kind))
+        module, weight_names = self.phase("graph", lambda: model.graph(pool, tails))
         module, fusions = self.phase("passes", partial(self.passes, module))
         lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
         return _Made(machine, pool, module, weight_names, fusions, lowered, entries)
@@ -285,7 +286,8 @@ class _Work:
         chunk, context = options.max_chunk, self.context(model)
         segments = -(-context // SEGMENT_TOKENS)
         entries = []
-        for tail, suffix in SUFFIXES.items():
+        for tail in tails_of(kernels):
+            suffix = SUFFIXES[tail]
             for rows in buckets(options.max_batch):
                 name = ("decode" if rows == 1 else f"cols_{rows}") + suffix
                 bounds = {"t": rows, "w": rows * segments}

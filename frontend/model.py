@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,26 +34,30 @@ class Model:
     def tensors(self) -> Mapping[str, PackedTensor]:
         return self.source.tensors
 
-    def graph(self, pool: PoolLayout) -> tuple[IRModule, tuple[str, ...]]:
+    def graph(
+        self, pool: PoolLayout, tails: Sequence[Tail] = ("logits", "greedy")
+    ) -> tuple[IRModule, tuple[str, ...]]:
         """The step as the paper writes it, and the weights it takes in order.
 
-        Four functions of the same parameters: `prefill` gives the logits of `out_rows`, `decode`
-        those of every row; `*_greedy` give the id of the largest logit instead.
+        Two functions for each of `tails`: `prefill` gives the logits of `out_rows`, `decode` those
+        of every row; `*_greedy` give the id of the largest logit instead, and `*_sampled` an id
+        drawn as `sampling` says, an index input that they alone have.
         """
         functions: dict[str, Any] = {}
         for name, every_row in (("prefill", False), ("decode", True)):
-            for tail, suffix in SUFFIXES.items():
+            for tail in tails:
                 graph = Graph(
                     self.path, self.tensors, pool, self.config.windows, every_row=every_row
                 )
-                functions[name + suffix] = graph.function(
-                    name + suffix, partial(self._body, graph, tail)
-                )
+                full_name = name + SUFFIXES[tail]
+                functions[full_name] = graph.function(full_name, partial(self._body, graph, tail))
         return IRModule(functions), graph.weight_names
 
     def _body(self, graph: Graph, tail: Tail) -> Any:
         logits = architecture(self.config.arch, self.path).build(graph, self.config)
-        return graph.op("argmax", logits) if tail == "greedy" else logits
+        if tail == "greedy":
+            return graph.op("argmax", logits)
+        return graph.op("sample", logits, graph.sampling()) if tail == "sampled" else logits
 
 
 def open_model(path: str | Path) -> Model:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from xpuc.artifact import SUFFIXES, Tail
 from xpuc.schedules.launches import Launch, kernel_digest, launches
 from xpuc.schedules.site import Site, TargetFacts, Type, Var, Weight, site_of
 from xpuc.tune_db import Record, TuneDb
@@ -26,7 +27,7 @@ from xpuc.tune_db import Record, TuneDb
 __all__ = [
     "Choice", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space", "Target",
     "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick", "site_of",
-    "target_of",
+    "tails_of", "target_of",
 ]  # fmt: skip
 
 
@@ -120,6 +121,12 @@ class Target(Protocol):
 def target_of(kind: str) -> Target:
     """The package of a kind of target."""
     return cast("Target", import_module(f"{__name__}.{kind}"))
+
+
+def tails_of(target: Target) -> tuple[Tail, ...]:
+    """What a step may end in: `sampled` where a schedule of the target samples."""
+    samples = any(schedule.op == "sample" for schedule in target.SCHEDULES)
+    return tuple(tail for tail in SUFFIXES if tail != "sampled" or samples)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,9 @@ CPU_FEATURES = {
 }  # fmt: skip
 
 
-Tail = Literal["logits", "greedy"]  # what a step ends in
-SUFFIXES: dict[Tail, str] = {"logits": "", "greedy": "_greedy"}  # of the names of entry points
+Tail = Literal["logits", "greedy", "sampled"]  # what a step ends in
+# Of the names of entry points.
+SUFFIXES: dict[Tail, str] = {"logits": "", "greedy": "_greedy", "sampled": "_sampled"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class EntryPoint:
     """A function of model.so.
 
     rows  its number of tokens, 0 for any number up to max_chunk
-    tail  what it gives of each wanted row: logits, or the id that is chosen
+    tail  what it gives of each wanted row: logits, or the id that is chosen: the likeliest, or as
+          the row's options say (see Sampling)
     """
 
     name: str

@@ -32,7 +32,7 @@ GPUS = ("A100", "H100", "H200")
     default=_ENTRY,
     show_default=True,
     metavar="NAME",
-    help="The entry point: decode, cols_8, prefill, each also _greedy.",
+    help="The entry point: decode, cols_8, prefill, each also _greedy, for cuda _sampled.",
 )
 @click.option(
     "-d",
