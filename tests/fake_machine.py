@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +23,18 @@ from tvm import tirx
 from xpuc import tune_db
 from xpuc.bench.roofs import Roofs
 from xpuc.codegen.target import CompileTarget
-from xpuc.schedules import Schedule, Site, kernel_digest, llvm
-from xpuc.tuning import session, workbench
-from xpuc.tuning.boards import Board, BoardLost
-from xpuc.tuning.programs import Candidate, Program
+from xpuc.schedules import RoofLoop, Schedule, Site, TargetFacts, kernel_digest, llvm
+from xpuc.schedules.llvm import read
+from xpuc.tuning import cases, session, workbench
+from xpuc.tuning.candidates import Candidate, Program
+from xpuc.tuning.inputs import Case
+from xpuc.tuning.kernels import Board, BoardLost
 from xpuc.tuning.results import Findings
+from xpuc.tuning.roofs import Loop
 from xpuc.tuning.session import Budget, Session
 from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import TrialLog
+from xpuc.tuning.workbench import Job
 
 Knobs = Mapping[str, int]
 SPACE = {"near": (0, 1, 2), "wide": (0, 1)}
@@ -60,12 +64,18 @@ def task(size: int, uses: int = 1, rows: tuple[int, ...] = (1,), **changes: Any)
     return Task(site.facts(), sites.TARGET, schedule(**changes), {"decode_greedy": uses}, rows)
 
 
+def job_of(task: Task) -> Job:
+    """A task without its arrays."""
+    made = tuple(cast(Case, SimpleNamespace(rows=rows)) for rows in task.rows)
+    return Job(task.name, task.site, made, tuple(cases.cost(task.site, r) for r in task.rows))
+
+
 def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Let sessions run on the machine."""
     monkeypatch.setattr(llvm, "SCHEDULES", (schedule(machine.sources),))
-    monkeypatch.setattr(session.roofs, "build", lambda target, folder: Path("roofs"))
+    monkeypatch.setattr(session, "build_loops", lambda target, folder: (Path("roofs"), ()))
     monkeypatch.setattr(session, "RoofKernels", FakeRoofKernels)
-    monkeypatch.setattr(workbench, "make", lambda site, rows: SimpleNamespace(rows=rows))
+    monkeypatch.setattr(session, "job_of", job_of)
     monkeypatch.setattr(workbench, "Arguments", lambda board, case: case.rows)
     monkeypatch.setattr(workbench, "Kernel", machine.kernel)
     monkeypatch.setattr(workbench.reference, "error", lambda *_: machine.error)
@@ -109,7 +119,7 @@ class FakeKernel:
 
 
 class FakeRoofKernels:
-    def __init__(self, board: Board, library: Path, target: CompileTarget) -> None:
+    def __init__(self, board: Board, library: Path, loops: Sequence[Loop]) -> None:
         self.kernels = [SimpleNamespace(seconds=lambda repeat: [0.01] * repeat)]
 
     def roofs(self, times: Any) -> Roofs:
@@ -226,3 +236,10 @@ class Tuner:
             for t in self.log.read()
             if not t.concludes
         ]
+
+
+def small_roofs(facts: TargetFacts) -> list[RoofLoop]:
+    """For llvm.roof_loops: a loop that takes no time."""
+    n_bytes, parts = 1 << 20, 256
+    kernel = read.memory_read(n_bytes, parts)
+    return [RoofLoop(read.NAME, kernel, n_bytes // 4, (parts * read.LANES,), {"bytes": n_bytes})]

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 import sites
 from cli_runs import Outcome, invoke, write_manifest
+from fake_machine import small_roofs
 from tiny_models import write_tiny
 
 from xpuc import tune_db
 from xpuc.artifact import read_manifest
 from xpuc.codegen.compile import Options
-from xpuc.schedules import kernel_digest, tvm_version
+from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
-from xpuc.tuning import roofs, timing
+from xpuc.tuning import timing
 from xpuc.tuning.tasks import subject
 from xpuc.tuning.trials import TrialLog
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where sessions measure in a hurry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "_BLOCK_S", 0.0005)
-        patch.setattr(roofs, "_READ_BYTES", 1 << 20)
+        patch.setattr(llvm, "roof_loops", small_roofs)
         yield tmp_path_factory.mktemp("tune")
 
 

@@ -11,7 +11,7 @@ from emu.device import MACHINE, Out, build, run
 
 from xpuc.schedules import Schedule, Site, launches, site_of
 from xpuc.schedules import cuda as target
-from xpuc.tuning.inputs import make
+from xpuc.tuning.cases import make
 
 TURN = 32 * 32  # columns that a warp takes at a time
 SITES = {

@@ -18,25 +18,19 @@ import numpy as np
 import psutil
 import pytest
 import sites
+from fake_machine import small_roofs
 
 from xpuc import tune_db
 from xpuc.codegen import target
 from xpuc.codegen.linker import find_linker, link
 from xpuc.errors import XpucError
 from xpuc.schedules import Schedule, Site, llvm
-from xpuc.tuning import boards, programs, reference, roofs, timing
-from xpuc.tuning.boards import (
-    Arguments,
-    Board,
-    BoardLost,
-    Call,
-    Direct,
-    Kernel,
-    ThisMachine,
-    Tracker,
-)
-from xpuc.tuning.inputs import make
-from xpuc.tuning.programs import Builder, Candidate
+from xpuc.tuning import boards, programs, reference, timing
+from xpuc.tuning.boards import RpcBoard, ThisMachine, Tracker
+from xpuc.tuning.candidates import Candidate
+from xpuc.tuning.cases import make
+from xpuc.tuning.kernels import Arguments, Board, BoardLost, Call, Direct, Kernel, lost
+from xpuc.tuning.programs import Builder
 from xpuc.tuning.session import Budget, Session, Status
 from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import TrialLog
@@ -119,7 +113,7 @@ def test_whatever_breaks_on_a_board_loses_it(error: Exception) -> None:
         raise error
 
     with pytest.raises(BoardLost, match=str(error)):
-        boards.lost(step)
+        lost(step)
 
 
 # --- this machine ---
@@ -151,7 +145,7 @@ def test_kernels_over_rpc_compute_what_they_compute_here(
 ) -> None:
     from tvm import rpc
 
-    there, here = machine.connect(), Board(rpc.LocalSession())
+    there, here = machine.connect(), RpcBoard(rpc.LocalSession())
     of_all = [
         (task(sites.linear("n", [("Q8_0", 24, 64)])), 5),
         (task(sites.gate_up(2, [("Q4_0", 32, 64), ("Q4_1", 32, 64)])), 2),
@@ -281,7 +275,7 @@ def lab() -> Iterator[Lab]:
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that measure in a hurry."""
     monkeypatch.setattr(timing, "_BLOCK_S", 0.0005)
-    monkeypatch.setattr(roofs, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(llvm, "roof_loops", small_roofs)
     monkeypatch.setattr(boards, "_REQUEST_S", 3.0)
 
 

@@ -17,7 +17,8 @@ from xpuc.errors import UnsupportedError
 from xpuc.schedules import Site, llvm, site_of
 from xpuc.schedules.llvm.layouts import layout_of
 from xpuc.schedules.packed import FORMATS
-from xpuc.tuning.inputs import Case, make
+from xpuc.tuning.cases import make
+from xpuc.tuning.inputs import Case
 
 MIXED = [("Q4_K", 24, 256), ("Q6_K", 8, 256)]
 SITES = {

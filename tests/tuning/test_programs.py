@@ -14,6 +14,7 @@ import sites
 from xpuc.codegen import target
 from xpuc.schedules import Site, launches, llvm
 from xpuc.tuning import programs
+from xpuc.tuning.candidates import Program
 from xpuc.tuning.programs import Builder, program_of
 from xpuc.tuning.tasks import Task
 
@@ -24,7 +25,7 @@ def task(site: Site) -> Task:
     return Task(site.facts(), target.resolve("llvm", None).facts, schedule, {}, ())
 
 
-def program(site: Site) -> programs.Program:
+def program(site: Site) -> Program:
     schedule = next(s for s in llvm.SCHEDULES if s.op == site.op and s.accepts(site))
     return program_of(site, launches(schedule, site, schedule.knobs()))
 

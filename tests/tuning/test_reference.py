@@ -9,8 +9,8 @@ import pytest
 import sites
 
 from xpuc.schedules import Site
-from xpuc.tuning.inputs import make
-from xpuc.tuning.reference import cost, error, tolerance
+from xpuc.tuning.cases import cost, make
+from xpuc.tuning.reference import error, tolerance
 from xpuc.tuning.results import Cost
 
 MIXED = [("Q4_K", 20, 256), ("Q6_K", 12, 256)]

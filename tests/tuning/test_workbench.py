@@ -13,8 +13,8 @@ import pytest
 from fake_machine import FakeBoard, FakeBuilder, Machine, task
 
 from xpuc.errors import XpucError
-from xpuc.tuning.boards import Board
-from xpuc.tuning.programs import Candidate
+from xpuc.tuning.candidates import Candidate
+from xpuc.tuning.kernels import Board
 from xpuc.tuning.roofs import RoofKernels
 from xpuc.tuning.workbench import Workbench, _same
 
@@ -38,7 +38,10 @@ class Bench:
         board = cast(Board, FakeBoard(machine, 10**9))
         roofs = fake_machine.FakeRoofKernels(board, Path(), cast(Any, None))
         self.bench = Workbench(
-            board, self.task, self.candidate(**INCUMBENT), cast(RoofKernels, roofs)
+            board,
+            fake_machine.job_of(self.task),
+            self.candidate(**INCUMBENT),
+            cast(RoofKernels, roofs),
         )
 
     def candidate(self, **knobs: int) -> Candidate:
@@ -61,7 +64,7 @@ def test_the_baseline_has_a_row_for_each_number_of_rows(make_bench: MakeBench) -
     ]  # fmt: skip
     assert bench.error == 2e-7
     assert bench.roofs.bytes_s == 20e9
-    for m, cost in zip(bench.baseline, bench.costs, strict=True):
+    for m, cost in zip(bench.baseline, bench.job.costs, strict=True):
         assert m.of_roof == pytest.approx(cost.n_bytes / 20e9 / (m.us * 1e-6), abs=1e-3)
 
 

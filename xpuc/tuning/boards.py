@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,16 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xpuc.errors import RequestError, XpucError
-from xpuc.tuning.inputs import Case
-from xpuc.tuning.programs import Program
+from xpuc.tuning.kernels import Board, Call, Timer, lost
 
 _FLUSH = "cache_flush_cpu_non_first_arg"  # weights come from memory, as in a step of the model
 # Patience with a server that starts, with a tracker that answers, with one that looks for a board.
 _START_S, _ANSWER_S, _REQUEST_S = 60.0, 5.0, 20.0
-
-
-class BoardLost(Exception):
-    """The connection to a board broke: the board went away, or a kernel crashed it."""
 
 
 class Boards(Protocol):
@@ -48,8 +43,8 @@ class Boards(Protocol):
 
 
 @dataclass
-class Board:
-    """A connection to an RPC server."""
+class RpcBoard:
+    """A connection to an RPC server: a kernels.Board."""
 
     remote: Any
 
@@ -58,7 +53,7 @@ class Board:
         return self.remote.cpu()
 
     def load(self, library: Path) -> Any:
-        """Upload a library and open it there."""
+        """See kernels.Board."""
 
         def load() -> Any:
             self.remote.upload(bytearray(library.read_bytes()), library.name)
@@ -67,96 +62,38 @@ class Board:
         return lost(load)
 
     def tensor(self, array: NDArray[Any]) -> Any:
-        """A copy of an array there."""
+        """See kernels.Board."""
         import tvm
 
         return lost(lambda: tvm.runtime.tensor(array, device=self.device))
 
+    def array(self, tensor: Any) -> NDArray[Any]:
+        """See kernels.Board."""
+        found: NDArray[Any] = lost(tensor.numpy)
+        return found
 
-@dataclass(frozen=True)
-class Call:
-    """A function of a library on a board, and its tensors there."""
+    def timer(self, module: Any, calls: Sequence[Call]) -> Timer:
+        """See kernels.Board."""
+        timers: dict[int, list[Any]] = {}
 
-    function: str
-    args: tuple[Any, ...]
-
-
-class Direct:
-    """Calls of a library's functions, one after the other."""
-
-    def __init__(self, board: Board, module: Any, *calls: Call) -> None:
-        self._board, self._module, self._calls = board, module, calls
-        self._timers: dict[int, list[Any]] = {}
-
-    def run(self) -> None:
-        """Make the calls once."""
-
-        def run() -> None:
-            for call in self._calls:
-                self._module[call.function](*call.args)
-
-        lost(run)
-
-    def seconds(self, repeat: int) -> list[float]:
-        """Seconds of `repeat` runs, each from cold caches."""
-
-        def measure() -> list[float]:
+        def seconds(repeat: int) -> list[float]:
+            if repeat not in timers:
+                timers[repeat] = [
+                    module.time_evaluator(
+                        call.function, self.device, number=1, repeat=repeat, f_preproc=_FLUSH
+                    )
+                    for call in calls
+                ]
             totals = np.zeros(repeat)
-            for timer, call in zip(self._timers_of(repeat), self._calls, strict=True):
+            for timer, call in zip(timers[repeat], calls, strict=True):
                 totals += timer(*call.args).results
             return [float(s) for s in totals]
 
-        taken: list[float] = lost(measure)
-        return taken
+        def timed(repeat: int) -> list[float]:
+            taken: list[float] = lost(lambda: seconds(repeat))
+            return taken
 
-    def _timers_of(self, repeat: int) -> list[Any]:
-        if repeat not in self._timers:
-            self._timers[repeat] = [
-                self._module.time_evaluator(
-                    call.function, self._board.device, number=1, repeat=repeat, f_preproc=_FLUSH
-                )
-                for call in self._calls
-            ]
-        return self._timers[repeat]
-
-
-class Kernel(Direct):
-    """A candidate's program with its arguments in place; `own` are the tensors of its task."""
-
-    def __init__(self, board: Board, module: Any, program: Program, own: Arguments) -> None:
-        tensors = [
-            own.tensor(t.role, t.index) or board.tensor(own.empty(t.shape, t.dtype))
-            for t in program.tensors
-        ]
-        calls = (Call(c.function, tuple(tensors[i] for i in c.args)) for c in program.calls)
-        super().__init__(board, module, *calls)
-        self._results = [tensors[i] for i in program.results]
-
-    def results(self) -> list[NDArray[Any]]:
-        """The result tensors, computed once."""
-        self.run()
-        found: list[NDArray[Any]] = lost(lambda: [t.numpy() for t in self._results])
-        return found
-
-
-class Arguments:
-    """A case's arrays on a board, shared by all candidates of the task."""
-
-    def __init__(self, board: Board, case: Case) -> None:
-        self._symbols = case.symbols
-        planes = [plane for weight in case.planes for plane in weight]
-        self._tensors = {
-            "operand": [board.tensor(a) for a in case.operands],
-            "plane": [board.tensor(a) for a in planes],
-        }
-
-    def tensor(self, role: str, index: int) -> Any | None:
-        return self._tensors[role][index] if role in self._tensors else None
-
-    def empty(self, shape: Sequence[int | str], dtype: str) -> NDArray[Any]:
-        """Room for a new tensor."""
-        sizes = [d if isinstance(d, int) else self._symbols[d] for d in shape]
-        return np.zeros(sizes, dtype)
+        return timed
 
 
 class ThisMachine:
@@ -184,7 +121,7 @@ class ThisMachine:
                     "pip install 'xpuc[tune]'; python -m tvm.exec.rpc_server says what is wrong",
                 )
             with contextlib.suppress(OSError, RuntimeError):
-                return Board(_connect("127.0.0.1", port))
+                return RpcBoard(_connect("127.0.0.1", port))
             time.sleep(0.2)
 
     def close(self) -> None:
@@ -221,7 +158,7 @@ class Tracker:
 
     def connect(self) -> Board:
         def request() -> Board:
-            return Board(self._connected().request(self._key, max_retry=1))
+            return RpcBoard(self._connected().request(self._key, max_retry=1))
 
         board: Board = lost(request)
         return board
@@ -241,14 +178,6 @@ class Tracker:
         session = rpc.connect_tracker(*self._address)
         session._sock.settimeout(_REQUEST_S)
         return session
-
-
-def lost(step: Callable[[], Any]) -> Any:
-    """Run a step on a board; BoardLost if the connection breaks in it."""
-    try:
-        return step()
-    except (OSError, RuntimeError, AttributeError, AssertionError) as error:
-        raise BoardLost(str(error).splitlines()[-1] if str(error) else repr(error)) from None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -1,20 +1,22 @@
-"""What a kernel is measured with and checked by: random activations, weights and contexts."""
+"""What a kernel is measured with and checked by: random activations, weights and contexts.
+
+Nothing here needs the compiler: a GPU box draws the same arrays from the same seed.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from xpuc.artifact import PoolArray, pool_arrays
-from xpuc.codegen.compile import SEGMENT_TOKENS
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.ir.formats import Format, dequantize, format_of
 from xpuc.runtime.batch import balanced
-from xpuc.schedules import Site, target_of
 
 _BLOCKS = 512  # different blocks a random matrix is put together from
 _WEIGHTS_AT_ONCE = 1 << 18  # drawn to find them
@@ -22,6 +24,77 @@ _SMALLEST = 2.0**-7  # a block's largest weight is this at least, and 1 at most
 _BYTES_AT_ONCE = 1 << 24  # of a matrix, so that the indices of its blocks stay small
 _SPREAD = 16.0  # activations times the root of their columns: sums are then a few units
 _SCORE = 2.0  # the standard deviation of attention scores
+
+
+class Weight(Protocol):
+    """A packed matrix of a site."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def columns(self) -> int: ...
+
+
+class Site(Protocol):
+    """What arrays follow from of an operation's place; schedules.Site is one."""
+
+    @property
+    def op(self) -> str: ...
+
+    @property
+    def attrs(self) -> Mapping[str, Any]: ...
+
+    @property
+    def n(self) -> int | None: ...
+
+    @property
+    def weights(self) -> Sequence[Weight]: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def kv_dtype(self) -> str: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix put together from a few blocks: uint8 (count, block bytes), and which of them lies
+    where, uint16 (rows, blocks of a row)."""
+
+    format: str
+    blocks: np.ndarray
+    chosen: np.ndarray
+
+    def raw(self) -> np.ndarray:
+        """As a GGUF file has it: uint8 (rows, row bytes)."""
+        rows, count = self.chosen.shape
+        table = self.blocks.view(f"V{self.blocks.shape[1]}")[:, 0]  # copied whole, by number
+        raw = np.empty((rows, count * self.blocks.shape[1]), np.uint8)
+        step = max(1, _BYTES_AT_ONCE // raw.shape[1])
+        for start in range(0, rows, step):
+            part = raw[start : start + step]
+            part[:] = table[self.chosen[start : start + step]].view(np.uint8).reshape(part.shape)
+        return raw
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a target lays out what its kernels read.
+
+    `pack(matrix, raw)` gives a matrix's planes, in order; `tile_rows` are those of a prefill tile,
+    `segment_tokens` those of a work item, of attention.
+    """
+
+    pack: Callable[[Matrix, np.ndarray], Sequence[np.ndarray]]
+    tile_rows: int
+    segment_tokens: int
 
 
 # Compared by identity: what follows from a case can be kept for as long as it lives.
@@ -46,12 +119,13 @@ class _Call:
     """A call to make up: `depth` is the context of a decode call, or what lies before a prefill."""
 
     site: Site
+    layout: Layout
     rows: int
     depth: int
     rng: np.random.Generator
 
 
-def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
+def draw(site: Site, layout: Layout, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
     """Random arrays for a call of the site with `rows` rows.
 
     Attention has `depth` tokens of context: with a fixed number of rows, each is the last token of
@@ -61,12 +135,11 @@ def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
     assert rows == (site.n or rows), f"{rows} rows at a site for {site.n}"
     if site.op not in _OPERANDS:
         raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
-    call = _Call(site, rows, depth, np.random.default_rng(seed))
-    operands, target = _OPERANDS[site.op](call), target_of(site.target.kind)
-    raw = tuple(_matrix(format_of(w.format), w.rows, w.columns, call.rng) for w in site.weights)
-    planes = tuple(
-        tuple(target.pack(w.format, packed)) for w, packed in zip(site.weights, raw, strict=True)
-    )
+    call = _Call(site, layout, rows, depth, np.random.default_rng(seed))
+    operands = _OPERANDS[site.op](call)
+    matrices = [_matrix(w, call.rng) for w in site.weights]
+    raw = tuple(matrix.raw() for matrix in matrices)
+    planes = tuple(tuple(layout.pack(m, r)) for m, r in zip(matrices, raw, strict=True))
     return Case(rows, operands, planes, raw, _symbols(site, operands))
 
 
@@ -82,17 +155,12 @@ def _symbols(site: Site, operands: tuple[np.ndarray, ...]) -> dict[str, int]:
     return symbols
 
 
-def _matrix(format: Format, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """A matrix of random valid blocks: uint8 (rows, row bytes)."""
-    blocks = _blocks(format, rng).view(f"V{format.nbytes}")[:, 0]  # copied whole, by number
-    count = columns // format.n
-    raw = np.empty((rows, count * format.nbytes), np.uint8)
-    step = max(1, _BYTES_AT_ONCE // raw.shape[1])
-    for start in range(0, rows, step):
-        part = raw[start : start + step]
-        chosen = rng.integers(0, len(blocks), len(part) * count, dtype=np.uint16)
-        part[:] = blocks[chosen].view(np.uint8).reshape(part.shape)
-    return raw
+def _matrix(weight: Weight, rng: np.random.Generator) -> Matrix:
+    """A matrix of random valid blocks."""
+    format = format_of(weight.format)
+    blocks = _blocks(format, rng)
+    shape = (weight.rows, weight.columns // format.n)
+    return Matrix(weight.format, blocks, rng.integers(0, len(blocks), shape, dtype=np.uint16))
 
 
 def _blocks(format: Format, rng: np.random.Generator) -> np.ndarray:
@@ -150,17 +218,14 @@ def _attention(call: _Call) -> tuple[np.ndarray, ...]:
     width = attrs["heads"] * attrs["head_dim"]
     gain = _SCORE / (attrs["scale"] * math.sqrt(attrs["head_dim"]))
     q = call.rng.standard_normal((call.rows, width), np.float32) * np.float32(gain)
-    return (q, *pool, positions, *_indices(tiles), table)
+    return (q, *pool, positions, *_indices(tiles, call.layout.segment_tokens), table)
 
 
 _Tile = tuple[int, int, int, int]  # first row, rows, sequence, last position
 
 
 def _prefill_tiles(call: _Call) -> list[_Tile]:
-    attrs = call.site.attrs
-    most = target_of(call.site.target.kind).tile_rows(
-        attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
-    )
+    most = call.layout.tile_rows
     tiles = []
     for first in range(0, call.rows, most):
         count = min(most, call.rows - first)
@@ -168,12 +233,12 @@ def _prefill_tiles(call: _Call) -> list[_Tile]:
     return balanced(tiles)
 
 
-def _indices(tiles: list[_Tile]) -> tuple[np.ndarray, np.ndarray]:
+def _indices(tiles: list[_Tile], segment_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """`tiles` (t, 4) and `work` (w, 4): every segment of each tile's context, in order."""
     rows: list[tuple[int, ...]] = []
     work: list[tuple[int, ...]] = []
     for row, count, sequence, last in tiles:
-        segments = last // SEGMENT_TOKENS + 1
+        segments = last // segment_tokens + 1
         rows.append((row, count, len(work), segments))
         work += [(row, count, sequence, segment) for segment in range(segments)]
     return np.array(rows, np.int32), np.array(work, np.int32)

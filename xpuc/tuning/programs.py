@@ -1,6 +1,6 @@
-"""A candidate: the kernels a schedule builds with some knobs, as a library and how to call it.
+"""Candidates built: the kernels of a schedule with some knobs as a library, and how to call it.
 
-Candidates are built in processes of their own, several at a time; what crosses over is plain data.
+They are built in processes of their own, several at a time; what crosses over is plain data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,52 +19,10 @@ from typing import Any
 from xpuc.codegen import target
 from xpuc.codegen.linker import find_linker, link
 from xpuc.errors import XpucError
-from xpuc.schedules import Launch, Site, kernel_digest, launches
+from xpuc.schedules import Launch, Site, kernel_digest, launches, target_of
+from xpuc.tuning.candidates import Call, Candidate, Program, Tensor
+from xpuc.tuning.roofs import Loop
 from xpuc.tuning.tasks import Task, task_of
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An argument: one of the task's own (`operand` i, `plane` i counted over all weights), or new.
-
-    `shape` has a symbol's name where it is known only with the number of rows.
-    """
-
-    role: str  # operand | plane | new
-    index: int
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A kernel of the library and its arguments, as indices into the program's tensors."""
-
-    function: str
-    args: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """The calls of a candidate in order, and which tensors are the result."""
-
-    calls: tuple[Call, ...]
-    tensors: tuple[Tensor, ...]
-    results: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A task's schedule with knobs: its digest, and its library once it is built.
-
-    `refused` says why it does not build.
-    """
-
-    knobs: Mapping[str, int]
-    kernel: str
-    program: Program | None = None
-    library: Path | None = None
-    refused: str = ""
 
 
 def program_of(site: Site, made: Sequence[Launch]) -> Program:
@@ -155,6 +112,20 @@ def _build(facts: tuple[Any, ...], knobs: dict[str, int], library: Path) -> Cand
         reason = (str(error).splitlines() or [type(error).__name__])[-1]
         return Candidate(knobs, digest, refused=reason)
     return Candidate(knobs, digest, program_of(task.site, parts), library)
+
+
+def build_loops(machine: target.CompileTarget, folder: Path) -> tuple[Path, list[Loop]]:
+    """The library of the kernels that measure a target's roofs, and what they are."""
+    made = target_of(machine.facts.kind).roof_loops(machine.facts)
+    path = folder / "roofs.so"
+    kernels = [loop.kernel.with_attr("global_symbol", loop.name) for loop in made]
+    compile_library(kernels, machine.facts.kind, machine.facts.cpu, path)
+    loops = [
+        Loop(each.name, each.elements, each.result,
+             each.facts.get("bytes", 0), each.facts.get("operations", 0))
+        for each in made
+    ]  # fmt: skip
+    return path, loops
 
 
 def compile_library(kernels: Iterable[Any], kind: str, cpu: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel should make of a case, in numpy and double precision, and what it costs at least.
+"""What a kernel should make of a case, in numpy and double precision.
 
 Nothing here knows how kernels work: weights are what their format says, activations what their
 integers stand for, attention is softmax over the tokens a row sees.
@@ -7,19 +7,17 @@ integers stand for, attention is softmax over the tokens a row sees.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xpuc.artifact import KV_GROUP, pool_arrays
+from xpuc.artifact import KV_GROUP
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.ir.formats import dequantize, format_of
-from xpuc.schedules import Site, llvm
-from xpuc.tuning.inputs import Case
-from xpuc.tuning.results import Cost
+from xpuc.tuning.inputs import Case, Site
 
 Doubles = NDArray[np.float64]
 
@@ -51,56 +49,6 @@ def error(site: Site, case: Case, outputs: Sequence[np.ndarray]) -> float:
 def tolerance(site: Site) -> float:
     """What `error` may be at most."""
     return 0.0 if site.op == "head_argmax" else _TOLERANCE
-
-
-def cost(site: Site, rows: int, *, depth: int = 1024) -> Cost:
-    """What a call of `rows` rows must read, write and multiply; `depth` as for `inputs.make`.
-
-    Every plane and every visible key and value is read once. Small indices are not counted.
-    """
-    if site.op == "attention":
-        return _attention_cost(site, rows, depth)
-    facts = site.facts()
-    tensors = [*facts["operands"], *_tensors(facts["result"])]
-    planes = [p for w in site.weights for p in llvm.planes(w.format, w.rows, w.columns)]
-    n_bytes = sum(p.size * np.dtype(p.dtype).itemsize for p in planes)
-    return Cost(
-        rows,
-        n_bytes + sum(_bytes(t, rows) for t in tensors),
-        2 * rows * sum(w.rows * w.columns for w in site.weights),
-    )
-
-
-def _attention_cost(site: Site, rows: int, depth: int) -> Cost:
-    attrs, facts = site.attrs, site.facts()
-    positions = [depth - 1] * rows if site.n else range(depth, depth + rows)
-    seen = [min(p + 1, attrs["window"] or p + 1) for p in positions]
-    # The rows of a prefill see one context: what the first sees, and one token more for each.
-    read = sum(seen) if site.n else seen[0] + rows - 1
-    arrays = pool_arrays(site.kv_dtype, site.block_tokens, attrs["kv_heads"], attrs["head_dim"])
-    token_bytes = sum(array.block_bytes for array in arrays) // site.block_tokens
-    tensors = [facts["operands"][0], *_tensors(facts["result"])]
-    return Cost(
-        rows,
-        read * token_bytes + sum(_bytes(t, rows) for t in tensors),
-        2 * 2 * attrs["heads"] * attrs["head_dim"] * sum(seen),
-    )
-
-
-def _tensors(facts: list[Any]) -> Iterator[list[Any]]:
-    """The tensors of a type in `Site.facts`, tuples flattened: [dtype, dimension, ...]."""
-    if isinstance(facts[0], str):
-        yield facts
-        return
-    for field in facts:
-        yield from _tensors(field)
-
-
-def _bytes(tensor: list[Any], rows: int) -> int:
-    """Bytes of a tensor whose only symbol, if any, is the number of rows."""
-    dtype, *shape = tensor
-    itemsize: int = np.dtype(dtype).itemsize
-    return itemsize * math.prod(rows if isinstance(d, str) else int(d) for d in shape)
 
 
 def _largest(values: np.ndarray) -> float:
@@ -224,7 +172,7 @@ def _keys_and_values(pool: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
 
 
 def _attend(
-    attrs: dict[str, Any],
+    attrs: Mapping[str, Any],
     q: np.ndarray,
     positions: np.ndarray,
     context: tuple[np.ndarray, np.ndarray],

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from xpuc.bench.roofs import Roofs
 from xpuc.tune_db import Measurement, Record
-from xpuc.tuning.tasks import Task
 from xpuc.tuning.trials import Trial
+
+if TYPE_CHECKING:
+    from xpuc.tuning.tasks import Task
 
 
 @dataclass(frozen=True)

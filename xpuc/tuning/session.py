@@ -24,13 +24,15 @@ from xpuc import tune_db
 from xpuc.artifact import CPU_FEATURES
 from xpuc.bench.roofs import Roofs, combined
 from xpuc.errors import XpucError
-from xpuc.schedules import Choice, kernel_digest, llvm, pick, tvm_version
+from xpuc.schedules import Choice, kernel_digest, pick, target_of, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
-from xpuc.tuning import roofs
-from xpuc.tuning.boards import Board, BoardLost, Boards
-from xpuc.tuning.programs import Builder, Candidate
+from xpuc.tuning.boards import Boards
+from xpuc.tuning.candidates import Candidate
+from xpuc.tuning.cases import job_of
+from xpuc.tuning.kernels import Board, BoardLost
+from xpuc.tuning.programs import Builder, build_loops
 from xpuc.tuning.results import Findings, TaskResult
-from xpuc.tuning.roofs import RoofKernels
+from xpuc.tuning.roofs import Loop, RoofKernels
 from xpuc.tuning.search import Search
 from xpuc.tuning.shares import saved, share_out
 from xpuc.tuning.tasks import Subject, Task
@@ -41,6 +43,8 @@ _MEASURING = 0.5  # of the seconds at most, for the incumbents' times; the rest 
 # Of a board: at one candidate, which has then crashed it; at one task with nothing measured in
 # between, beyond which the task is left alone.
 _LOSSES = 2
+
+_Loops = tuple[Path, Sequence[Loop]]  # a library of them
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,12 @@ class Session:
 
     def run(self) -> Findings:
         """Tune. A stop (see `stop`) ends it early with what is done."""
-        library = roofs.build(self.subject.target, self.builder.folder)
-        self._pass("measuring", list(self.subject.tasks), library, self._measure)
+        loops = build_loops(self.subject.target, self.builder.folder)
+        self._pass("measuring", list(self.subject.tasks), loops, self._measure)
         share_out(self.results.values())
         ranked = sorted(self.results.values(), key=lambda r: r.share, reverse=True)
         left = [r.task for r in ranked if not any(t.concludes for t in r.trials) and r.baseline]
-        self._pass("tuning", left, library, self._tune)
+        self._pass("tuning", left, loops, self._tune)
         return self._findings(ranked)
 
     def stop(self) -> None:
@@ -150,11 +154,11 @@ class Session:
     # --- a pass over tasks, on every board ---
 
     def _pass(
-        self, doing: str, tasks: Sequence[Task], library: Path, step: Callable[[_Place, Task], None]
+        self, doing: str, tasks: Sequence[Task], loops: _Loops, step: Callable[[_Place, Task], None]
     ) -> None:
         self._queue, self._done, self._doing, self._total = list(tasks), 0, doing, len(tasks)
         work = [
-            threading.Thread(target=self._work, args=(library, step, i))
+            threading.Thread(target=self._work, args=(loops, step, i))
             for i in range(min(self.boards.count, len(tasks)))
         ]
         for thread in work:
@@ -171,14 +175,14 @@ class Session:
         if self._failure is not None:
             raise self._failure
 
-    def _work(self, library: Path, step: Callable[[_Place, Task], None], i: int) -> None:
+    def _work(self, loops: _Loops, step: Callable[[_Place, Task], None], i: int) -> None:
         """A board's thread: tasks from the queue until all are done, or there is no board."""
         place: _Place | None = None
         while (task := self._next()) is not None:
             try:
                 if place is None:
                     board = self.boards.connect()
-                    kernels = RoofKernels(board, library, self.subject.target)
+                    kernels = RoofKernels(board, *loops)
                     place = _Place(board, kernels, f"{self.boards.name} #{i + 1}")
                 self._tell(task)
                 step(place, task)
@@ -232,16 +236,18 @@ class Session:
     def _measure(self, place: _Place, task: Task) -> None:
         result = self.results[task.name]
         bench = self._bench(place, task)
-        result.baseline, result.costs = bench.baseline, bench.costs
+        result.baseline, result.costs = bench.baseline, bench.job.costs
         self._roofs.append(bench.roofs)
 
     def _bench(self, place: _Place, task: Task) -> Workbench:
-        return Workbench(place.board, task, self._built(task, self._incumbent(task)), place.roofs)
+        incumbent = self._built(task, self._incumbent(task))
+        return Workbench(place.board, job_of(task), incumbent, place.roofs)
 
     def _choice(self, task: Task) -> Choice:
         """What a compilation would take today."""
         with self._lock:
-            choice = pick(task.site, llvm.SCHEDULES, self.db, deterministic=False)
+            schedules = target_of(task.target.kind).SCHEDULES
+            choice = pick(task.site, schedules, self.db, deterministic=False)
         assert choice is not None
         return choice
 
@@ -319,21 +325,21 @@ class Session:
             confirmed, beside_defaults = bench.confirm(best, plain)
             measured = confirmed.measured
             if confirmed.is_faster and confirmed.is_right:
-                result.record = self._record(bench, best, beside_defaults.measured)
+                result.record = self._record(task, bench, best, beside_defaults.measured)
                 result.reason = KEPT
                 self._log(place, result, best, KEPT, measured, bench.error)
                 return
             detail = "the best was not confirmed"
         if self._choice(task).record is None:
-            self._record(bench, bench.incumbent, bench.baseline)
+            self._record(task, bench, bench.incumbent, bench.baseline)
         result.reason = f"{NOTHING}: {detail}" if detail else NOTHING
         self._log(place, result, best, NOTHING, measured, detail=detail)
 
     def _record(
-        self, bench: Workbench, candidate: Candidate, measured: tuple[Measurement, ...]
+        self, task: Task, bench: Workbench, candidate: Candidate, measured: tuple[Measurement, ...]
     ) -> Record:
         """Write a record of a candidate; it is in use from now on."""
-        task, error = bench.task, float(f"{bench.error:.1e}")
+        error = float(f"{bench.error:.1e}")
         features = tuple(sorted(task.target.features & set(CPU_FEATURES)))
         record = Record(
             key=task.key, schedule=task.schedule.name, knobs=dict(candidate.knobs),

@@ -14,7 +14,7 @@ from xpuc.artifact import read_manifest
 from xpuc.codegen import target
 from xpuc.codegen.compile import Options, operations
 from xpuc.errors import RequestError
-from xpuc.schedules import Schedule, Site, TargetFacts, llvm, site_of
+from xpuc.schedules import Schedule, Site, TargetFacts, site_of, target_of
 from xpuc.tune_db import Key
 
 # What a kernel for any number of rows is measured with: those of a chunk, or of its logits.
@@ -37,7 +37,7 @@ class Task:
     @cached_property
     def site(self) -> Site:
         """The operation's place, with variables of its own."""
-        return site_of(dict(self.facts), self.target, llvm.planes)
+        return site_of(dict(self.facts), self.target, target_of(self.target.kind).planes)
 
     @property
     def key(self) -> Key:
@@ -51,7 +51,7 @@ class Task:
 
 def task_of(facts: Mapping[str, Any], schedule: str, kind: str, cpu: str) -> Task:
     """The task of a site, for a process that is to build it: it is measured elsewhere."""
-    found = _schedule({"schedule": schedule, "op": facts["op"]}, llvm.SCHEDULES)
+    found = _schedule({"schedule": schedule, "op": facts["op"]}, target_of(kind).SCHEDULES)
     assert found is not None, f"no schedule {schedule}"
     return Task(facts, target.resolve(kind, cpu).facts, found, {}, ())
 
@@ -107,7 +107,7 @@ def _tasks(
     """One task a key: sites that differ in what the kernels do not see are tuned as one."""
     tasks: dict[tuple[Key, str], Task] = {}
     for operation in found:
-        schedule = _schedule(operation, llvm.SCHEDULES)
+        schedule = _schedule(operation, target_of(facts.kind).SCHEDULES)
         if schedule is None:
             continue
         rows = _rows(operation, max_chunk)

@@ -13,16 +13,25 @@ from xpuc.bench.roofs import Roofs
 from xpuc.errors import XpucError
 from xpuc.tune_db import Measurement
 from xpuc.tuning import reference
-from xpuc.tuning.boards import Arguments, Board, Kernel
-from xpuc.tuning.inputs import make
-from xpuc.tuning.programs import Candidate
+from xpuc.tuning.candidates import Candidate
+from xpuc.tuning.inputs import Case, Site
+from xpuc.tuning.kernels import Arguments, Board, Kernel
 from xpuc.tuning.results import Cost
 from xpuc.tuning.roofs import RoofKernels
-from xpuc.tuning.tasks import Task
 from xpuc.tuning.timing import Times, has_drifted, in_turns, is_faster
 
 _TURNS, _LAST_TURNS = 7, 21  # to try a candidate; to confirm the best
 _RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task as it is put on a workbench: its arrays and costs, one for each number of rows."""
+
+    name: str
+    site: Site
+    cases: tuple[Case, ...]
+    costs: tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
@@ -38,20 +47,18 @@ class Compared:
 class Workbench:
     """A task on a board. The first candidate put on it is the incumbent."""
 
-    def __init__(self, board: Board, task: Task, incumbent: Candidate, roofs: RoofKernels) -> None:
-        self.board, self.task, self.incumbent, self._roof_kernels = board, task, incumbent, roofs
-        self.cases = [make(task.site, rows) for rows in task.rows]
-        self.costs: tuple[Cost, ...] = tuple(reference.cost(task.site, r) for r in task.rows)
-        self._arguments = [Arguments(board, case) for case in self.cases]
+    def __init__(self, board: Board, job: Job, incumbent: Candidate, roofs: RoofKernels) -> None:
+        self.board, self.job, self.incumbent, self._roof_kernels = board, job, incumbent, roofs
+        self._arguments = [Arguments(board, case) for case in job.cases]
         self._incumbent = self._kernels(incumbent)
         self._results = [kernel.results() for kernel in self._incumbent]
         self.error = max(
-            reference.error(task.site, case, got)
-            for case, got in zip(self.cases, self._results, strict=True)
+            reference.error(job.site, case, got)
+            for case, got in zip(job.cases, self._results, strict=True)
         )
-        if self.error > reference.tolerance(task.site):
+        if self.error > reference.tolerance(job.site):
             raise XpucError(
-                f"{task.name}: differs from the reference by {self.error:.1e}",
+                f"{job.name}: differs from the reference by {self.error:.1e}",
                 "this kernel is wrong on this board: please report it with this line",
             )
         times, self.roofs = self._timed(self._incumbent, _TURNS)
@@ -112,11 +119,11 @@ class Workbench:
         )
 
     def _measurement(self, i: int, times: Times, default: Times, roofs: Roofs) -> Measurement:
-        cost = self.costs[i]
+        cost = self.job.costs[i]
         seconds, roof = roofs.limit(cost.n_bytes, cost.operations)
-        assert roof is not None, f"{self.task.name} needs nothing"
+        assert roof is not None, f"{self.job.name} needs nothing"
         return Measurement(
-            rows=self.task.rows[i], us=round(times.median * 1e6, 2),
+            rows=self.job.cases[i].rows, us=round(times.median * 1e6, 2),
             spread=round(times.spread, 4), default_us=round(default.median * 1e6, 2),
             roof=roof, of_roof=round(seconds / times.median, 3),
         )  # fmt: skip
