@@ -19,27 +19,28 @@ the next bucket; a padded row has token 0, position 0 and slot -1 and is in no t
 token are rows after it, tiles of their own that share its sequence's blocks. Everything else is a
 `prefill` call. Decoding creates no array: its views are made with the batch, and tiles, work and
 out_rows are written only when a sequence enters another segment or brings other drafts.
+
+Where a device replays decode calls, all their arrays are padded: one tile, row of block_table and
+out_row for each row, and a power of two of work items. Tiles and items of n_rows 0 are none.
 """
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from xpuc.artifact import Tail
+from xpuc.runtime.arrays import Ints, Leading, Places, Range, Rows, block_of
 from xpuc.runtime.modes import Modes
 from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Sequence
 
-Ints = npt.NDArray[np.int32]
 Kind = Literal["decode", "cols", "prefill"]
-_ALIGNMENT = 64  # bytes
 _Tile = tuple[int, int, int, int]  # row_start, n_rows, row of the block table, last position
 
 
@@ -70,6 +71,24 @@ class Sizes(Protocol):
     def tile_rows(self) -> int: ...
     @property
     def segment_tokens(self) -> int: ...
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a device replays decode calls, so that there are to be few shapes of them."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """For the result of a step that was queued.
+
+    rows    the result, once it is there
+    n_rows  of the result
+    slot    the runner's own
+    """
+
+    rows: npt.NDArray[Any] | None = None
+    n_rows: int = 0
+    slot: Any = None
 
 
 class StepModel(Sizes, Protocol):
@@ -87,6 +106,18 @@ class StepModel(Sizes, Protocol):
         """How it may be decoded."""
         ...
 
+    def submit(self, batch: Batch, *, tail: Tail, follows: Ticket | None = None) -> Ticket:
+        """Queue a step, K/V written in place. Where `modes.pipelined` is on it need not have run
+        when this returns, and its tokens may be the ids that another decode call gives for the
+        same rows, which it `follows`.
+        """
+        ...
+
+    def collect(self, ticket: Ticket) -> npt.NDArray[np.int32 | np.float32]:
+        """What `run` gives, of a step that was queued; a view that holds until the second step
+        from then is queued."""
+        ...
+
     def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[np.int32 | np.float32]:
         """One step, K/V written in place; a view that holds until the next run.
 
@@ -101,7 +132,13 @@ class StepModel(Sizes, Protocol):
 
 
 class Batch:
-    """The arrays of the step at hand; `fill` sets them, the model reads them."""
+    """The arrays of the step at hand; `fill` sets them, the model reads them.
+
+    memory   all arrays, as bytes
+    kind     of the call
+    n_rows   rows of the call, padding included
+    n_work   work items of the call, padding included
+    """
 
     kind: Kind
     tokens: Ints
@@ -116,52 +153,63 @@ class Batch:
         self._max_bucket = self._buckets[-1] if self._buckets else 0
         n_rows = max(sizes.max_chunk, sizes.max_batch, self._max_bucket)
         n_tiles = sizes.max_batch + -(-n_rows // sizes.tile_rows)
-        n_segments = -(-sizes.max_context // sizes.segment_tokens)
+        self._n_segments = -(-sizes.max_context // sizes.segment_tokens)
         n_columns = -(-sizes.max_context // sizes.block_tokens)
-        n_decode = self._max_bucket
-        self._tokens = _Leading(n_rows, keep=n_decode)
-        self._positions = _Leading(n_rows, keep=n_decode)
-        self._tiles = _Leading(n_tiles, 4, keep=n_decode)
-        self._work = _Leading(n_tiles * n_segments, 4, keep=n_decode * n_segments)
-        self._out_rows = _Leading(n_rows, keep=n_decode)
+        n_groups, n_decode = len(sizes.windows), max(1, self._max_bucket)
+        decode = Rows.shapes(n_decode, n_groups, n_decode, n_decode * self._n_segments)
+        others = Rows.shapes(n_rows, n_groups, n_tiles, n_tiles * self._n_segments)
+        tables = [(max(sizes.max_batch, n_decode), n_columns)] * n_groups
+        self.memory, arrays = block_of([*decode, *others, *tables])
+        self._decode = Rows(arrays[: len(decode)])
+        self._others = Rows(arrays[len(decode) : -n_groups])
+        self._groups = [Places(sizes.block_tokens, table) for table in arrays[-n_groups:]]
+        self._keep_views()
         self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
-        self._groups = [
-            _Places(sizes.block_tokens, n_rows, (sizes.max_batch, n_columns), keep=n_decode)
-            for _ in sizes.windows
-        ]
-        self._n_sequences = 0
+        self.n_rows = self.n_work = 0
+        self._rows = self._decode  # of the step at hand
+        # Rows of the call's tiles, block tables and out_rows.
+        self._n_tiles = self._n_tables = self._n_out = 0
         # Of each row of a decode call its sequence and segments, as tiles and work say them.
         self._segments: list[tuple[int, int]] = []
 
     @property
-    def n_rows(self) -> int:
-        """Rows of the call, padding included."""
-        return len(self.tokens)
-
-    @property
     def slots(self) -> tuple[Ints, ...]:
         """Of each group."""
-        return tuple([group.slots[self.n_rows] for group in self._groups])
+        return tuple([slots[self.n_rows] for slots in self._rows.slots])
 
     @property
     def block_tables(self) -> tuple[Ints, ...]:
         """Of each group."""
-        return tuple([group.table[self._n_sequences] for group in self._groups])
+        return tuple([group.table[self._n_tables] for group in self._groups])
+
+    @property
+    def arrays(self) -> tuple[tuple[Leading, int], ...]:
+        """The arrays of the step, as a call takes them: each and how much of it."""
+        rows, n = self._rows, self.n_rows
+        (slots, group), *further = zip(rows.slots, self._groups, strict=True)
+        n_tables = self._n_tables
+        return (
+            (rows.tokens, n), (rows.positions, n), (slots, n), (rows.tiles, self._n_tiles),
+            (rows.work, self.n_work), (group.table, n_tables), (rows.out_rows, self._n_out),
+            *(each for s, g in further for each in ((s, n), (g.table, n_tables))),
+        )  # fmt: skip
 
     @property
     def views(self) -> tuple[Ints, ...]:
-        """The arrays of the step, as a call takes them. A view that comes again is the same one."""
-        (slots, table), *further = zip(self.slots, self.block_tables, strict=True)
-        return (
-            self.tokens, self.positions, slots, self.tiles, self.work, table, self.out_rows,
-            *(view for group in further for view in group),
-        )  # fmt: skip
+        """`arrays` as such. A view that comes again is the same one."""
+        return tuple([whole[n] for whole, n in self.arrays])
+
+    def changed(self, *, tokens: bool = True) -> Iterator[Range]:
+        """What of `memory` the step reads and nobody was told of yet; not its tokens without
+        `tokens`."""
+        yield from self._rows.changed(tokens=tokens)
+        for group in self._groups:
+            yield from group.changed()
 
     def kept(self) -> Iterator[Ints]:
         """All views there are; those of decode calls from the beginning."""
-        common = (self._tokens, self._positions, self._tiles, self._work, self._out_rows)
-        for each in (*common, *(a for group in self._groups for a in (group.slots, group.table))):
-            yield from each.views.values()
+        for whole in (*self._decode, *self._others, *(group.table for group in self._groups)):
+            yield from whole.views
 
     def fill(self, spans: Many[Span], *, every_row: bool = False) -> None:
         """Describe a step. out_rows are the last rows of the spans that end their sequence and the
@@ -172,11 +220,16 @@ class Batch:
         if len(spans) <= self._max_bucket and all(s.count == 1 and s.is_last for s in spans):
             self._fill_decode(spans)
         else:
-            self._fill_prefill(spans, every_row)
-        self._n_sequences = len(spans)
+            self._fill_others(spans, every_row)
+
+    def _keep_views(self) -> None:
+        """So that decoding makes none."""
+        for whole in (*self._decode, *(group.table for group in self._groups)):
+            whole.keep(min(len(whole.all), self._max_bucket * self._n_segments))
 
     def _fill_decode(self, spans: Many[Span]) -> None:
-        tokens, positions = self._tokens.all, self._positions.all
+        rows = self._decode
+        tokens, positions = rows.tokens.all, rows.positions.all
         segments: list[tuple[int, int]] = []
         for seq, span in enumerate(spans):
             sequence, position = span.sequence, span.start
@@ -185,24 +238,29 @@ class Batch:
                 row = len(segments)
                 tokens[row] = token
                 positions[row] = position
-                for group, blocks in zip(self._groups, sequence.blocks, strict=True):
-                    group.write_slot(row, blocks, position)
+                for group, slots, blocks in zip(
+                    self._groups, rows.slots, sequence.blocks, strict=True
+                ):
+                    slots.all[row] = group.slot(blocks, position)
                 segments.append((seq, position // self._sizes.segment_tokens + 1))
                 position += 1
         n = len(segments)
         n_rows = next(bucket for bucket in self._buckets if bucket >= n)
         for row in range(n, n_rows):
             tokens[row], positions[row] = 0, 0
-            for group in self._groups:
-                group.slots.all[row] = -1
+            for slots in rows.slots:
+                slots.all[row] = -1
         if segments != self._segments:
             tiles = [(row, 1, seq, self._last(last)) for row, (seq, last) in enumerate(segments)]
-            self._write_work(tiles)
-            self._out_rows.write(range(n))
+            self._write_tiling(rows, tiles, range(n), n_rows if self._sizes.is_replayed else 0)
             self._segments = segments
-        self._view(n_rows, n, "decode" if n_rows == 1 else "cols")
+        self._view(rows, n_rows, n, "decode" if n_rows == 1 else "cols")
+        if self._sizes.is_replayed:
+            self._n_tiles = self._n_tables = self._n_out = n_rows
+        else:
+            self._n_tables = len(spans)
 
-    def _fill_prefill(self, spans: Many[Span], every_row: bool) -> None:
+    def _fill_others(self, spans: Many[Span], every_row: bool) -> None:
         tiles: list[_Tile] = []
         wanted: list[int] = []
         row = 0
@@ -218,16 +276,18 @@ class Batch:
         if every_row:
             wanted = list(range(row))
         wanted = wanted or [row - 1]
-        self._write_work(balanced(tiles))
-        self._out_rows.write(wanted)
-        self._segments = []
-        self._view(row, len(wanted), "prefill")
+        self._write_tiling(self._others, balanced(tiles), wanted, 0)
+        self._view(self._others, row, len(wanted), "prefill")
+        self._n_tables = len(spans)
 
-    def _view(self, n_rows: int, n_out: int, kind: Kind) -> None:
-        self.kind = kind
-        self.tokens = self._tokens[n_rows]
-        self.positions = self._positions[n_rows]
-        self.out_rows = self._out_rows[n_out]
+    def _view(self, rows: Rows, n_rows: int, n_out: int, kind: Kind) -> None:
+        self.kind, self.n_rows, self._rows = kind, n_rows, rows
+        self.tokens = rows.tokens[n_rows]
+        self.positions = rows.positions[n_rows]
+        self.tiles, self.work = rows.tiles[rows.n_tiles], rows.work[rows.n_items]
+        self.out_rows = rows.out_rows[n_out]
+        self.n_work = rows.n_work
+        self._n_tiles, self._n_out = rows.n_tiles, n_out
 
     def _last(self, n_segments: int) -> int:
         return n_segments * self._sizes.segment_tokens - 1
@@ -235,86 +295,39 @@ class Batch:
     def _write_rows(self, row: int, seq: int, span: Span) -> None:
         rows = slice(row, row + span.count)
         positions = self._count[span.start : span.start + span.count]
-        self._tokens.all[rows] = span.sequence.tokens[span.start : span.start + span.count]
-        self._positions.all[rows] = positions
-        for group in self._groups:
-            group.write_slots(rows, seq, positions)
+        arrays = self._others
+        arrays.tokens.all[rows] = span.sequence.tokens[span.start : span.start + span.count]
+        arrays.positions.all[rows] = positions
+        for group, slots in zip(self._groups, arrays.slots, strict=True):
+            slots.all[rows] = group.slots(seq, positions)
 
     def _write_tables(self, seq: int, sequence: Sequence) -> None:
         for group, blocks in zip(self._groups, sequence.blocks, strict=True):
             group.write_table(seq, sequence, blocks)
 
-    def _write_work(self, tiles: list[_Tile]) -> None:
+    def _write_tiling(
+        self, rows: Rows, tiles: list[_Tile], wanted: Iterable[int], n_rows: int
+    ) -> None:
+        """Tiles, their work and the rows that are wanted; padded for `n_rows` rows, unless 0."""
         entries: list[int] = []
         items: list[int] = []
-        for row, n_rows, seq, last in tiles:
+        for row, n, seq, last in tiles:
             n_segments = last // self._sizes.segment_tokens + 1
-            entries += (row, n_rows, len(items) // 4, n_segments)
+            entries += (row, n, len(items) // 4, n_segments)
             for segment in range(n_segments):
-                items += (row, n_rows, seq, segment)
-        self.tiles = self._tiles.write(entries)
-        self.work = self._work.write(items)
-
-
-class _Places:
-    """Where the K/V of a group of layers lies: its slots and its block table, of `shape`."""
-
-    def __init__(
-        self, block_tokens: int, n_rows: int, shape: tuple[int, int], *, keep: int
-    ) -> None:
-        self.slots = _Leading(n_rows, keep=keep)
-        self.table = _Leading(*shape, keep=keep)
-        self._block_tokens = block_tokens
-        # Per row of the table: whose blocks stand there, since which epoch, and how many.
-        self._written: list[tuple[Sequence | None, int, int]] = [(None, 0, 0)] * shape[0]
-
-    def write_slot(self, row: int, blocks: Many[int], position: int) -> None:
-        place, offset = divmod(position, self._block_tokens)
-        self.slots.all[row] = blocks[place] * self._block_tokens + offset
-
-    def write_slots(self, rows: slice, seq: int, positions: Ints) -> None:
-        """Of rows of the sequence that stands in row `seq` of the table."""
-        place, offset = np.divmod(positions, self._block_tokens)
-        self.slots.all[rows] = self.table.all[seq, place] * self._block_tokens + offset
-
-    def write_table(self, row: int, sequence: Sequence, blocks: Many[int]) -> None:
-        """Within an epoch blocks are appended or given up, so what stands there already is kept."""
-        owner, epoch, n = self._written[row]
-        n_blocks = len(blocks)
-        if owner is sequence and epoch == sequence.epoch:
-            if n == n_blocks:
-                return
-        else:
-            n = 0
-        for place in range(n, n_blocks):
-            self.table.all[row, place] = blocks[place]
-        self._written[row] = (sequence, sequence.epoch, n_blocks)
-
-
-class _Leading:
-    """An array of zeros and its leading parts: the first `keep` from the beginning, others when
-    they are asked for, each made once."""
-
-    def __init__(self, *shape: int, keep: int) -> None:
-        # Compiled kernels read whole vectors and do not check where an array starts.
-        raw = np.zeros(math.prod(shape) * 4 + _ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % _ALIGNMENT
-        self.all: Ints = raw[start : start + math.prod(shape) * 4].view(np.int32).reshape(shape)
-        self._flat = self.all.reshape(-1).data
-        self.views: dict[int, Ints] = {n: self.all[:n] for n in range(1, keep + 1)}
-
-    def __getitem__(self, n: int) -> Ints:
-        view = self.views.get(n)
-        if view is None:
-            assert n <= len(self.all), f"{n} entries, room for {len(self.all)}"
-            view = self.views[n] = self.all[:n]
-        return view
-
-    def write(self, values: Iterable[int]) -> Ints:
-        """The leading part that holds these values and no others."""
-        numbers = array("i", values)
-        self._flat[: len(numbers)] = numbers
-        return self[len(numbers) * len(self.all) // self.all.size]
+                items += (row, n, seq, segment)
+        rows.n_tiles, rows.n_items = len(tiles), len(items) // 4
+        rows.n_work = rows.n_items
+        if n_rows:
+            for row in range(len(tiles), n_rows):
+                entries += (row, 0, 0, 0)
+            rows.n_work = min(1 << (rows.n_items - 1).bit_length(), n_rows * self._n_segments)
+            items += [0] * (4 * (rows.n_work - rows.n_items))
+            wanted = range(n_rows)
+        rows.tiles.write(entries)
+        rows.work.write(items)
+        rows.out_rows.write(wanted)
+        rows.is_changed = True
 
 
 def balanced(tiles: list[_Tile]) -> list[_Tile]:

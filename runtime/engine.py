@@ -208,6 +208,8 @@ def load(
     queue_bound: int = QUEUE_BOUND,
     speculation: Speculation | None = None,
     step_log: str | Path | None = None,
+    pipeline: bool = True,
+    graphs: bool = True,
 ) -> Engine:
     """An engine on the artifact at `path`, ready to serve.
 
@@ -222,6 +224,8 @@ def load(
     queue_bound      most requests that wait; the next one is refused
     speculation      tokens guessed to come next are computed along, see speculation.Speculation;
                      default: none. The answers are the same
+    pipeline         on a GPU a decode step is queued before the one before it is read
+    graphs           on a GPU the launches of a decode step are queued as a CUDA graph
     step_log         file that a line of JSON is added to for every step, see phases.StepRecord
 
     ArtifactError if it does not fit this machine, RequestError if ctx is too large, FileError if
@@ -234,7 +238,14 @@ def load(
     if not chunk_budget_ms > 0:
         raise RequestError(f"chunk_budget_ms is {chunk_budget_ms}", "give a number above 0")
     directory = Path(path)
-    model = load_model(directory, threads=threads, ctx=ctx, n_sequences=n_sequences)
+    model = load_model(
+        directory,
+        threads=threads,
+        ctx=ctx,
+        n_sequences=n_sequences,
+        pipeline=pipeline,
+        graphs=graphs,
+    )
     tokenizer = Tokenizer.from_files(directory / TOKENIZER, model.manifest.tokenizer)
     template = directory / CHAT_TEMPLATE
     identity = identity_of(model.manifest)

@@ -169,6 +169,19 @@ class Generation:
             or bool(self.banned)
         )
 
+    @property
+    def goes_on_plainly(self) -> bool:
+        """Whether its next token is the likeliest and, unless it says so itself, not its last; of
+        a request whose completions have all begun."""
+        sequence = self.sequence
+        n = sequence.n_generated
+        return (
+            not self.needs_logits
+            and n + 1 != self.params.max_tokens
+            and len(sequence.tokens) + 1 < self._max_context
+            and (n > 0 or not self.forks)
+        )
+
     def begin_step(self) -> None:
         for each in self.completions:
             each._times.begin()

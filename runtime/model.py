@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from xpuc.artifact import (
 )
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
-from xpuc.runtime.batch import Batch
+from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.calls import Calls, HostRunner, Runner
+from xpuc.runtime.gpu_runner import GpuRunner
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
-from xpuc.runtime.modes import modes_of
-from xpuc.runtime.places import Place, place_of
+from xpuc.runtime.modes import Mode, Modes, modes_of
+from xpuc.runtime.places import Gpu, Place, place_of
 from xpuc.runtime.weights import map_planes
 
 # What opens a compiled model, and what the TVM runtime library alone registers.
@@ -49,6 +52,7 @@ class Model:
         place: Place,
         statement: memory.MemoryStatement,
         context: int,
+        modes: Modes,
     ) -> None:
         self.directory, self.manifest, self.memory = directory, manifest, statement
         self.n_vocab = manifest.n_vocab
@@ -66,10 +70,11 @@ class Model:
                 e.rows for e in manifest.entry_points if e.kind == "decode" and e.tail == "logits"
             )
         )
-        self.modes = modes_of(manifest)
+        self._modes = modes
+        self.is_replayed = modes.graphs.is_on
         self._place = place
-        self._vm = _open_library(directory, place)
-        self._entries = {(e.rows, e.tail): self._vm[e.name] for e in manifest.entry_points}
+        vm = _open_library(directory, place)
+        entries = {(e.rows, e.tail): vm[e.name] for e in manifest.entry_points}
         planes = map_planes(directory / WEIGHTS, manifest.planes)
         self._weights = [place.tensor(plane) for plane in planes]
         self.kv = tuple(
@@ -77,42 +82,29 @@ class Model:
             for n, window in zip(self.n_blocks, self.windows, strict=True)
         )
         self._pools = in_layer_order(pool.tensors for pool in self.kv)
-        self._operands = tvm_ffi.convert([*self._pools, *self._weights])
-        self._results: dict[Tail, _Result] = {
-            "greedy": _Result(place, self.max_out_rows, dtype="int32"),
-            "logits": _Result(place, self.max_out_rows, self.n_vocab, dtype="float32"),
-        }
-        # Of the views of the batch: by id, as a tensor keeps its view.
-        self._batch: Batch | None = None
-        self._tensors: dict[int, Any] = {}
+        operands = tvm_ffi.convert([*self._pools, *self._weights])
+        self._calls = Calls(vm, entries, operands, self.max_out_rows, self.n_vocab)
+        self._runner = runner_of(place, self._calls, graphs=self.is_replayed)
+
+    @property
+    def modes(self) -> Modes:
+        """How it may be decoded."""
+        refusal = self._runner.graph_refusal
+        if refusal is None:
+            return self._modes
+        return replace(self._modes, graphs=Mode("replayed", False, f"a capture failed: {refusal}"))
+
+    def submit(self, batch: Batch, *, tail: Tail, follows: Ticket | None = None) -> Ticket:
+        """See StepModel."""
+        return self._runner.submit(batch, tail=tail, follows=follows)
+
+    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+        """See StepModel."""
+        return self._runner.collect(ticket)
 
     def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[Any]:
-        """One step: K/V of the batch's rows is written; the result holds until the next run.
-
-        greedy: int32 (m,), the likeliest token of each wanted row, -1 where a logit is not a
-        number; logits: float32 (m, n_vocab).
-        """
-        rows = 0 if batch.kind == "prefill" else batch.n_rows
-        n_out, result = len(batch.out_rows), self._results[tail]
-        written = result.tensors[rows or n_out]
-        self._entries[rows, tail](*self._index(batch), written, self._operands)
-        self._place.fetch(written, result.arrays[rows or n_out])
-        return result.arrays[n_out]
-
-    def _index(self, batch: Batch) -> list[Any]:
-        """The batch's arrays as tensors, each converted once: those of decode calls when a batch
-        is first seen."""
-        views, tensors, place = batch.views, self._tensors, self._place
-        if batch is not self._batch:
-            self._batch = batch
-            tensors.clear()
-            tensors.update((id(view), place.tensor(view)) for view in batch.kept())
-        for view in views:
-            if id(view) not in tensors:
-                tensors[id(view)] = place.tensor(view)
-            else:
-                place.send(view, tensors[id(view)])
-        return [tensors[id(view)] for view in views]
+        """See StepModel."""
+        return self._runner.collect(self._runner.submit(batch, tail=tail))
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
         """Block `destination` of a group holds the K/V that `source` does."""
@@ -122,16 +114,12 @@ class Model:
     def instrument(self, see: Callable[[str, Any, tuple[Any, ...]], None]) -> Iterator[None]:
         """Inside, `see(name, function, arguments)` is told of every call before the VM makes it."""
 
-        def called(function: Any, name: str, before: bool, _result: Any, *arguments: Any) -> int:
+        def called(name: str, function: Any, before: bool, _: Any, arguments: Any) -> None:
             if before:
                 see(name, function, arguments)
-            return 0  # go on
 
-        self._vm["set_instrument"](tvm_ffi.convert(called))
-        try:
+        with self._calls.observed(called):
             yield
-        finally:
-            self._vm["set_instrument"](None)
 
     def operands(self) -> dict[int, str]:
         """What lies at which address: planes by name, arrays of the pools as `keys.LAYER`."""
@@ -143,20 +131,17 @@ class Model:
 
     def loop(self, name: str, elements: int) -> Callable[[], object]:
         """One of the library's loops that measure the machine, to be timed, on so many int32."""
-        function, operand = self._vm[name], pages((elements,), "int32")
+        function, operand = self._calls.vm[name], pages((elements,), "int32")
         operand[:] = 1  # untouched pages of zeros would all be one
         tensor = self._place.tensor(operand)
         return lambda: function(tensor)
 
 
-class _Result:
-    """Where steps write their results; the leading rows of it as arrays and as tensors, by their
-    number."""
-
-    def __init__(self, place: Place, n_rows: int, *row: int, dtype: str) -> None:
-        memory = pages((n_rows, *row), dtype)
-        self.arrays = [memory[:n] for n in range(n_rows + 1)]
-        self.tensors = [place.tensor(each) for each in self.arrays]
+def runner_of(place: Place, calls: Calls, *, graphs: bool) -> Runner:
+    """Who makes the calls of a model that lies there."""
+    if isinstance(place, Gpu):
+        return GpuRunner(calls, place, graphs=graphs)
+    return HostRunner(calls, pages)
 
 
 def load_model(
@@ -166,11 +151,13 @@ def load_model(
     ctx: int | None = None,
     n_sequences: int | None = None,
     rings: bool = True,
+    graphs: bool = True,
+    pipeline: bool = True,
 ) -> Model:
     """Load an artifact for `n_sequences` sequences of up to `ctx` tokens (default: its limits).
 
     Without `rings` layers with a window keep all tokens too, for a caller who goes back to earlier
-    ones.
+    ones. Without `graphs` and `pipeline` these modes are off where they could be on.
     ArtifactError says what does not fit: version, machine, damaged files, memory.
     """
     directory = Path(path)
@@ -190,7 +177,8 @@ def load_model(
     _open_runtime(directory, manifest)
     place = place_of(manifest, directory)
     statement = memory.plan(manifest, n, context, rings=rings, free=place.free_bytes())
-    return Model(directory, manifest, place, statement, context)
+    modes = modes_of(manifest, graphs=graphs, pipeline=pipeline)
+    return Model(directory, manifest, place, statement, context, modes)
 
 
 def default_threads() -> int:

@@ -43,7 +43,7 @@ def first_gpu() -> GpuFacts:
     count = ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         raise _no_gpu()
-    runtime = _runtime()
+    runtime = runtime_library()
     name = ctypes.create_string_buffer(256)
     driver.cuDeviceGetName(name, len(name), 0)
     major, minor = (_attribute(driver, number) for number in (_MAJOR, _MINOR))
@@ -97,7 +97,7 @@ def _no_gpu() -> ArtifactError:
     )
 
 
-def _runtime() -> Any:
+def runtime_library() -> Any:
     """CUDA's runtime library, of the first place that has it."""
     for path in (_CUDART, _of_toolkit(), *_of_packages()):
         try:

@@ -28,6 +28,9 @@ class StepRecord:
     n_rows        decode_tokens + n_drafted + prefill_tokens
     n_drafted     tokens computed that may come next; n_accepted: those that did
     n_admitted    newcomers; n_resumed: preempted sequences that run again
+    n_ahead       1 if it was queued before the step before it was read. Then its times begin at the
+                  end of that step, model_ns is the wait for its result, and it is not taught
+    n_dropped     rows of it that were for nobody, because the step before it ended them
     n_small       1 if the chunk budget left a waiting prompt fewer tokens than the least chunk
     n_queue       sequences that wait, preempted ones included, after the plan
     """
@@ -48,6 +51,8 @@ class StepRecord:
     n_admitted: int = 0
     n_resumed: int = 0
     n_small: int = 0
+    n_ahead: int = 0
+    n_dropped: int = 0
     n_running: int = 0
     n_queue: int = 0
     n_free_blocks: int = 0
@@ -58,7 +63,7 @@ class StepRecord:
 _SUMMED = (
     "admission_ns", "reserve_ns", "draft_ns", "model_ns", "total_ns", "n_rows", "decode_tokens",
     "prefill_tokens", "n_drafted", "n_accepted", "n_preempted", "n_admitted", "n_resumed",
-    "n_small", "n_copies",
+    "n_small", "n_ahead", "n_dropped", "n_copies",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Where a model's tensors lie: in the process's own memory, or on a GPU.
 
-Both are given numpy arrays. In the process's memory a tensor is the array; a GPU has a copy, which
-`send` and `fetch` keep in step with it.
+Both are given numpy arrays. In the process's memory a tensor is the array; a GPU has a copy, whose
+rows are sent and fetched.
 """
 
 from __future__ import annotations
@@ -35,20 +35,14 @@ class Place(Protocol):
     def tensor(self, array: Array) -> Any:
         """A tensor of the array's contents."""
 
-    def send(self, array: Array, tensor: Any) -> None:
-        """The tensor of an array that has changed holds the same again."""
-
-    def fetch(self, tensor: Any, array: Array) -> None:
-        """The array of a tensor that has changed holds the same again; waits for its kernels."""
-
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """Row `destination` holds what row `source` does."""
 
     def send_row(self, array: Array, tensor: Any, row: int) -> None:
-        """`send` of one row."""
+        """A row of the tensor holds what the array does."""
 
     def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
-        """`fetch` of one row."""
+        """A row of the array holds what the tensor does; waits for its kernels."""
 
 
 class Process:
@@ -63,12 +57,6 @@ class Process:
     def tensor(self, array: Array) -> Any:
         """See Place."""
         return tvm_ffi.from_dlpack(array)
-
-    def send(self, array: Array, tensor: Any) -> None:
-        """See Place."""
-
-    def fetch(self, tensor: Any, array: Array) -> None:
-        """See Place."""
 
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """See Place."""
@@ -87,7 +75,8 @@ class Gpu:
     vm_devices: tuple[int, ...] = (_CUDA, 0, _POOLED, _CPU, 0, _POOLED)
 
     def __init__(self) -> None:
-        self._device = tvm_ffi.device("cuda", 0)
+        self.device = tvm_ffi.device("cuda", 0)
+        self.dlpack_device = (_CUDA, 0)
         self._allocate, self._view, self._from_bytes, self._to_bytes, self._copy = (
             tvm_ffi.get_global_func(f"runtime.TVMTensor{name}")
             for name in (
@@ -101,19 +90,17 @@ class Gpu:
 
     def tensor(self, array: Array) -> Any:
         """See Place."""
-        made = self._allocate(
-            tvm_ffi.Shape(array.shape), tvm_ffi.dtype(str(array.dtype)), self._device, None
-        )
-        self.send(array, made)
+        made = self.empty(array.shape, str(array.dtype))
+        self._from_bytes(made, _address(array), array.nbytes)
         return made
 
-    def send(self, array: Array, tensor: Any) -> None:
-        """See Place."""
-        self._from_bytes(tensor, _address(array), array.nbytes)
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A tensor that holds anything."""
+        return self._allocate(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), self.device, None)
 
-    def fetch(self, tensor: Any, array: Array) -> None:
-        """See Place."""
-        self._to_bytes(tensor, _address(array), array.nbytes)
+    def view(self, tensor: Any, shape: tuple[int, ...], dtype: str, start: int) -> Any:
+        """The bytes of a tensor from `start` on as one of another shape and dtype."""
+        return self._view(tensor, tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), start)
 
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """See Place."""
@@ -121,17 +108,18 @@ class Gpu:
 
     def send_row(self, array: Array, tensor: Any, row: int) -> None:
         """See Place."""
-        self.send(array[row], self._row(array, tensor, row))
+        one = array[row]
+        self._from_bytes(self._row(array, tensor, row), _address(one), one.nbytes)
 
     def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
         """See Place."""
-        self.fetch(self._row(array, tensor, row), array[row])
+        one = array[row]
+        self._to_bytes(self._row(array, tensor, row), _address(one), one.nbytes)
 
     def _row(self, array: Array, tensor: Any, row: int) -> Any:
         """One row of a tensor as a tensor of its own."""
         one = array[row]
-        shape, dtype = tvm_ffi.Shape(one.shape), tvm_ffi.dtype(str(one.dtype))
-        return self._view(tensor, shape, dtype, row * one.nbytes)
+        return self.view(tensor, one.shape, str(one.dtype), row * one.nbytes)
 
 
 def _address(array: Array) -> ctypes.c_void_p:

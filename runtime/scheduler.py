@@ -12,9 +12,9 @@ One step of an engine:
 
     plan = scheduler.plan()
     copy the K/V of plan.copies, in order; run the model over plan.spans
-    scheduler.complete(plan, model_ns)      # the K/V is in the pools, full blocks can be found
+    scheduler.complete(plan)        # the K/V is in the pools, full blocks can be found
     append each result to its sequence; finish those that end, fork those that are asked twice
-    scheduler.end_step(plan)                # the record, and what the step's time teaches
+    scheduler.end_step(plan)        # the record, and what the step's time teaches
 
 A sequence may be finished at any time, between `plan` and `complete` too: its rows are computed
 for nobody. What is freed admits waiting sequences in the very next plan, which is the same step
@@ -22,10 +22,10 @@ for a caller that ends requests before it plans. A step that fails is never comp
 sequences with "error" and end it with `failed`.
 
 Sampling happens between `complete` and `end_step`. An engine that plans ahead of it (a pipelined
-decode) appends a placeholder token, plans, and replaces it before its block is complete: hashes
-are taken in `complete`, of the tokens that stand there then. Draft tokens are in the span only: a
-span's results are one for its last token and one for each draft, and where the token appended is
-the next draft, `accept` says so before the next one is appended.
+decode) appends a placeholder token to each sequence, calls `plan_ahead`, and takes them away: that
+step is completed when they are known, as hashes are taken in `complete`. Draft tokens are in the
+span only: a span's results are one for its last token and one for each draft, and where the token
+appended is the next draft, `accept` says so before the next one is appended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from xpuc.errors import RequestError
-from xpuc.runtime import running_first
+from xpuc.runtime import ahead, running_first
 from xpuc.runtime.chunks import ChunkPolicy
 from xpuc.runtime.cost_model import Work
 from xpuc.runtime.kv_blocks import KvBlocks
@@ -176,16 +176,37 @@ class Scheduler:
             drafted = self._clock()
             self.drafter.draft(plan, self.kv, self.max_tokens)
             record.draft_ns = self._clock() - drafted
+        self._count(plan)
+        return plan
+
+    def plan_ahead(self, plan: Plan) -> Plan | None:
+        """The step after `plan`, which is complete and not read: every sequence has a placeholder
+        for its next token. None if that step is to be planned when the tokens are known."""
+        if not ahead.follows(self, plan):
+            return None
+        self._n_steps += 1
+        planned = Plan(record=StepRecord(self._n_steps, self._clock(), n_ahead=1))
+        ahead.fill(self, planned)
+        planned.record.decode_tokens = planned.work.decode_rows
+        self._count(planned)
+        return planned
+
+    def begin(self, plan: Plan) -> None:
+        """It is the turn of a step that was planned ahead: the one before it is over."""
+        plan.record.start_ns = self._clock()
+
+    def _count(self, plan: Plan) -> None:
+        """What the record says of a plan."""
+        record = plan.record
         record.n_rows = record.decode_tokens + record.n_drafted + record.prefill_tokens
         record.n_copies = len(plan.copies)
         record.n_running = len(self.running)
         record.n_queue = len(self.waiting) + len(self.preempted)
         record.n_free_blocks = self.kv.n_free
-        return plan
 
-    def complete(self, plan: Plan, model_ns: int = 0) -> None:
-        """The model was run: the spans' K/V is in the pools, and their full blocks can be found."""
-        plan.record.model_ns = model_ns
+    def complete(self, plan: Plan) -> None:
+        """The model was run, or what it has to do is queued before all that is asked of it from now
+        on: the spans' K/V is in the pools, and their full blocks can be found."""
         kv = self.kv
         for span in plan.spans:
             sequence = span.sequence
@@ -210,8 +231,9 @@ class Scheduler:
         record.failed = failed
         if self.drafter is not None:
             self.drafter.settle(plan, self.kv)
-        if plan.spans and not failed:
-            # What was spent before the chunk was sized is weighed there as it is.
+        if plan.spans and not (failed or record.n_ahead):
+            # Of a step ahead nobody saw when it began. What was spent before the chunk was sized is
+            # weighed there as it is.
             spent_ns = record.reserve_ns + record.admission_ns
             self.chunks.cost.observe(plan.work, record.total_ns - spent_ns)
         self.counters.add(record)

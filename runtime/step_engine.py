@@ -1,7 +1,9 @@
 """Requests in, events out: what every way of driving an engine builds on.
 
 A step is the whole loop: ask the scheduler who runs, copy the K/V it wants copied, describe the
-step as a batch, run the model, choose each sequence's next token, deliver.
+step as a batch, run the model, choose each sequence's next token, deliver. Where steps are queued
+on a device, the next one is there before the result of this one is waited for, if nothing but its
+tokens hangs on that (see ahead.py).
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self
 
-from xpuc.runtime.batch import Batch, StepModel
+from xpuc.artifact import Tail
+from xpuc.runtime.batch import Batch, StepModel, Ticket
 from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import BUDGET_MS, ChunkPolicy
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
 from xpuc.runtime.intake import Intake
 from xpuc.runtime.kv_blocks import KvBlocks
+from xpuc.runtime.modes import Modes
 from xpuc.runtime.phases import JsonLines
 from xpuc.runtime.policies import PolicyName
 from xpuc.runtime.prefix_store import PrefixStore
@@ -32,6 +36,25 @@ from xpuc.runtime.sequence import Request, Sequence
 from xpuc.runtime.speculation import Drafter, Speculation
 
 log = logging.getLogger(__name__)
+
+
+_UNKNOWN = -1  # stands for a token that is still to be chosen
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan on its way: whose spans it has, whose result is wanted, what the model gives, and if
+    it is queued its ticket.
+
+    What a queued step has written for sequences that have ended meanwhile is nobody's: their blocks
+    are written again, by whoever has them next, after it.
+    """
+
+    plan: Plan
+    generations: list[Generation]
+    wanted: list[tuple[Generation, Span]]
+    tail: Tail
+    ticket: Ticket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +110,6 @@ class StepEngine:
             for group, n_blocks in enumerate(model.n_blocks)
         ]
         self.kv = KvBlocks(pools, model.windows, max_chunk=model.max_chunk, store=store)
-        self.modes = model.modes
         for mode in self.modes:
             log.info("%s", mode)
         if step_log is not None:
@@ -119,6 +141,7 @@ class StepEngine:
         self._backlog: deque[Generation] = deque()
         self._mailboxes: dict[int, deque[Event]] = {}
         self._undelivered: list[Event] = []
+        self._ahead: Step | None = None  # queued, and its turn is next
         # Asked when a request's logits are no numbers; its answer goes into the request's error.
         self.on_bad_logits: Callable[[Sequence], str] | None = None
 
@@ -142,6 +165,11 @@ class StepEngine:
             self.store.close()
         if self.step_log is not None:
             self.step_log.close()
+
+    @property
+    def modes(self) -> Modes:
+        """How the model is decoded."""
+        return self.model.modes
 
     @property
     def max_tokens(self) -> int:
@@ -208,44 +236,110 @@ class StepEngine:
         self._end_cancelled()
         while self._backlog and self.scheduler.n_queue_free > 0:
             self.scheduler.add(self._backlog.popleft().sequence)
-        plan = self.scheduler.plan()
-        if plan.spans:
-            self._run(plan)
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            self.scheduler.begin(step.plan)
+        else:
+            plan = self.scheduler.plan()
+            if not plan.spans:
+                return
+            step = self._step(plan)
+            for each in step.generations:
+                each.begin_step()
+        self._carry_out(step)
+        self._drop_ahead()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
             generation = self._cancelled.popleft()
             if generation.id in self._live:
                 self._deliver(generation, generation.end())
+        self._drop_ahead()
 
-    def _run(self, plan: Plan) -> None:
-        spans = plan.spans
-        generations = [self._live[span.sequence.request.id] for span in spans]
-        wanted = [pair for pair in zip(generations, spans, strict=True) if pair[1].is_last]
+    def _step(self, plan: Plan) -> Step:
+        """Who a plan is for, and what it has to give them."""
+        generations = [self._live[span.sequence.request.id] for span in plan.spans]
+        pairs = zip(generations, plan.spans, strict=True)
+        wanted = [(each, span) for each, span in pairs if span.is_last]
         greedy = not any(each.needs_logits for each, _ in wanted)
-        for each in generations:
-            each.begin_step()
+        return Step(plan, generations, wanted, "greedy" if greedy else "logits")
+
+    def _carry_out(self, step: Step) -> None:
+        """Run a step, or wait for one that is queued, and deliver what it gives."""
+        plan = step.plan
         start = time.perf_counter_ns()
         try:
-            for copy in plan.copies:
-                self.model.copy_block(*copy)
-            self._batch.fill(spans)
-            rows = self.model.run(self._batch, tail="greedy" if greedy else "logits")
+            rows = self._rows_of(step)
         except Exception as error:
-            log.debug("a step of %d requests failed", len(spans), exc_info=True)
-            for each in generations:
+            log.debug("a step of %d requests failed", len(plan.spans), exc_info=True)
+            for each in step.generations:
                 self._fail(each, f"the step failed: {error}")
             self.scheduler.end_step(plan, failed=True)
             return
-        self.scheduler.complete(plan, time.perf_counter_ns() - start)
+        plan.record.model_ns = time.perf_counter_ns() - start
         results = iter(rows)  # no result wanted: one row, unused
-        for each, span in wanted:
+        greedy = step.tail == "greedy"
+        for each, span in step.wanted:
             row = next(results)
+            if each.id not in self._live:
+                plan.record.n_dropped += 1
+                continue
             for completion in self._fork(each):
                 self._choose(completion, row, greedy)
             if span.drafts:
                 self._verify(each, plan, span, list(islice(results, len(span.drafts))), greedy)
         self.scheduler.end_step(plan)
+
+    def _rows_of(self, step: Step) -> Any:
+        """The result of a step; where it may be, the next one is queued before it is waited for."""
+        if step.ticket is None:
+            for copy in step.plan.copies:
+                self.model.copy_block(*copy)
+            self._batch.fill(step.plan.spans)
+            if not self._may_be_followed(step):
+                rows = self.model.run(self._batch, tail=step.tail)
+                self.scheduler.complete(step.plan)
+                return rows
+            step.ticket = self.model.submit(self._batch, tail=step.tail)
+        # What is asked of the model from now on it does after this step.
+        self.scheduler.complete(step.plan)
+        if self._may_be_followed(step):
+            self._ahead = self._queued_after(step)
+        return self.model.collect(step.ticket)
+
+    def _may_be_followed(self, step: Step) -> bool:
+        """Whether what comes after a step may be known but for the tokens, which it gives."""
+        return (
+            self.modes.pipelined.is_on
+            and step.tail != "logits"
+            and not self._backlog
+            and all(each.goes_on_plainly for each in step.generations)
+        )
+
+    def _queued_after(self, step: Step) -> Step | None:
+        sequences = [span.sequence for span in step.plan.spans]
+        for sequence in sequences:
+            sequence.tokens.append(_UNKNOWN)
+        try:
+            plan = self.scheduler.plan_ahead(step.plan)
+            if plan is None:
+                return None
+            ahead = self._step(plan)
+            self._batch.fill(plan.spans)
+            ahead.ticket = self.model.submit(self._batch, tail=ahead.tail, follows=step.ticket)
+            return ahead
+        finally:
+            for sequence in sequences:
+                sequence.tokens.pop()
+
+    def _drop_ahead(self) -> None:
+        """A step that is queued for nobody any more is over: its result is never waited for."""
+        step = self._ahead
+        if step is not None and not any(each.id in self._live for each in step.generations):
+            self._ahead = None
+            self.scheduler.begin(step.plan)
+            step.plan.record.n_dropped = len(step.generations)
+            self.scheduler.end_step(step.plan)
 
     def _fork(self, generation: Generation) -> list[Generation]:
         """The completions that its result is for: the first one is for all of its request."""

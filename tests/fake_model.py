@@ -7,19 +7,27 @@ position gives other tokens, and what a real model could not survive is an asser
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xpuc.artifact import Tail
-from xpuc.runtime.batch import Batch
+from xpuc.runtime.batch import Batch, Ticket
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.modes import Mode, Modes
 
+_ON = Mode("pipelined", True, "a fake")
 # How a fake is decoded unless a test says otherwise.
-MODES = Modes(Mode("batched", True, "a fake"), Mode("pipelined", False, "a fake"))
+MODES = Modes(
+    Mode("batched", True, "a fake"),
+    Mode("pipelined", False, "a fake"),
+    Mode("replayed", False, "a fake"),
+)
+PIPELINED = replace(MODES, pipelined=_ON)
 _STRANGER = -12345  # what a slot holds that nobody has written
 
 
@@ -40,8 +48,11 @@ class FakeModel:
         self.tile_rows: int = sizes.pop("tile_rows", 4)
         self.segment_tokens: int = sizes.pop("segment_tokens", 8)
         self.modes: Modes = sizes.pop("modes", MODES)
+        self.is_replayed: bool = sizes.pop("is_replayed", False)
         assert not sizes, sizes
-        self.kv = tuple(FakeKv(n, self.block_tokens) for n in self.n_blocks)
+        self.kv = tuple(FakeKv(n, self.block_tokens, self.settle) for n in self.n_blocks)
+        self._queue: deque[Queued] = deque()
+        self.n_queued = 0  # most steps that were queued at a time
         # The same for every size, so that engines of different sizes run the same model.
         weights = np.random.default_rng(7).integers(1, 2**62, (2, 4096), dtype=np.int64)
         self._weights = weights.astype(np.uint64)
@@ -49,8 +60,37 @@ class FakeModel:
         self.fails_at: set[int] = set()  # numbers of calls that raise
         self.nan_tokens: set[int] = set()  # tokens after which the logits are no numbers
 
+    def submit(self, batch: Batch, *, tail: Tail, follows: Ticket | None = None) -> Ticket:
+        """Nothing is computed until somebody waits, as a device may do it."""
+        step = Queued(batch, tail, follows, Ticket())
+        self._check(step)
+        self._queue.append(step)
+        self.n_queued = max(self.n_queued, len(self._queue))
+        return step.ticket
+
+    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+        while ticket.rows is None:
+            self._compute_next()
+        return ticket.rows
+
     def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[Any]:
-        self._check(batch)
+        return self.collect(self.submit(batch, tail=tail))
+
+    def settle(self) -> None:
+        """All that is queued is computed."""
+        while self._queue:
+            self._compute_next()
+
+    def _compute_next(self) -> None:
+        step = self._queue.popleft()
+        if step.follows is not None:
+            ids = step.follows.rows
+            if ids is None:  # it failed
+                return
+            step.tokens[: len(ids)] = ids
+        step.ticket.rows = self._compute(step, step.tail)
+
+    def _compute(self, batch: Queued, tail: Tail) -> npt.NDArray[Any]:
         self.calls.append((batch.kind, batch.n_rows, tail))
         for kv, slots in zip(self.kv, batch.slots, strict=True):
             written = slots >= 0
@@ -74,6 +114,7 @@ class FakeModel:
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
         assert source != destination
+        self.settle()
         first = int(self.kv[group].position[source * self.block_tokens])
         assert first != _STRANGER, "a block that holds nothing is copied"
         assert first % self.block_tokens == 0, "a block does not begin with its first place"
@@ -81,7 +122,7 @@ class FakeModel:
         for before, after in zip(old, new, strict=True):
             after[:] = before
 
-    def _read_context(self, batch: Batch) -> dict[int, int]:
+    def _read_context(self, batch: Queued) -> dict[int, int]:
         digests: dict[int, int] = {}
         for row_start, n_rows, first_work, n_work in batch.tiles.tolist():
             items = batch.work[first_work : first_work + n_work].tolist()
@@ -95,7 +136,7 @@ class FakeModel:
                 ) % (2**64)
         return digests
 
-    def _digest(self, batch: Batch, g: int, position: int, items: list[list[int]]) -> int:
+    def _digest(self, batch: Queued, g: int, position: int, items: list[list[int]]) -> int:
         """Of what a row sees in a group's layers."""
         total, kv, window = 0, self.kv[g], self.windows[g]
         for _, _, seq, segment in items:
@@ -117,7 +158,7 @@ class FakeModel:
         random = np.random.Generator(np.random.PCG64(digest))
         return (3 * random.standard_normal(self.n_vocab)).astype(np.float32)
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Queued) -> None:
         for array in batch.views:
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
@@ -143,16 +184,32 @@ class FakeModel:
             assert not batch.positions[in_tiles:].any()
 
 
+class Queued:
+    """A step as it was when it was queued."""
+
+    def __init__(self, batch: Batch, tail: Tail, follows: Ticket | None, ticket: Ticket) -> None:
+        self.tail, self.follows, self.ticket = tail, follows, ticket
+        self.kind, self.n_rows = batch.kind, batch.n_rows
+        self.tokens, self.positions = batch.tokens.copy(), batch.positions.copy()
+        self.slots = tuple(each.copy() for each in batch.slots)
+        self.tiles, self.work = batch.tiles.copy(), batch.work.copy()
+        self.block_tables = tuple(each.copy() for each in batch.block_tables)
+        self.out_rows = batch.out_rows.copy()
+        self.views = batch.views
+
+
 class FakeKv:
     """The memory of a group's blocks, as KvPool gives it out: a token and its position a slot."""
 
-    def __init__(self, n_blocks: int, block_tokens: int) -> None:
+    def __init__(self, n_blocks: int, block_tokens: int, settle: Callable[[], None]) -> None:
+        self._settle = settle
         self.token, self.position = np.full((2, n_blocks * block_tokens), _STRANGER, np.int64)
         arrays = (self.token, self.position)
         self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in arrays]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
     def fetch(self, block: int) -> list[npt.NDArray[np.uint8]]:
+        self._settle()
         return self.buffers(block)
 
     def send(self, block: int) -> None:

@@ -13,7 +13,8 @@ from xpuc.schedules.packed import packed
 def embed(weight: Weight, k: int, n: int | None, scale: float) -> tirx.PrimFunc:
     """The rows of a packed matrix that the tokens name, times `scale`.
 
-    Arguments: tokens int32 (n,), each in [0, rows); the weight's planes; output y f32 (n, k).
+    Arguments: tokens int32 (n,), each in [0, rows), or -1, no token, which gives some row; the
+    weight's planes; output y f32 (n, k).
     """
     rows = tir.rows_var() if n is None else n
     width = lane_columns(packed(weight.format))
@@ -24,7 +25,7 @@ def embed(weight: Weight, k: int, n: int | None, scale: float) -> tirx.PrimFunc:
         matrix = weight.declare("w", k)
         y = tir.arg("y", (rows, k), "float32")
         with each(rows, steps) as (row, step):
-            part = floats(matrix, tir.let(tokens[row] * steps + step))
+            part = floats(matrix, tir.let(tir.maximum(tokens[row], 0) * steps + step))
             for first in range(0, width, 4):
                 scaled = [value * tir.const(scale, "float32") for value in part[first : first + 4]]
                 tir.store(y, (row, step * width + first), tir.vector(scaled), 4)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cli_runs import invoke, manifest, write_manifest
-from fake_model import FakeModel
+from fake_model import PIPELINED, FakeModel
 
 from xpuc.artifact import KvLayout, Plane
 from xpuc.bench import Case, Profile, Row, Session, cases, peer
@@ -78,15 +78,27 @@ def _ours(*wanted):
 def test_a_prompt_runs_in_chunks_after_its_depth():
     ours = _ours(Case("pp", 20, 10))
     ours.run(Case("pp", 20, 10))
-    assert ours.model.calls == [("prefill", 10, True), ("decode", 1, True), ("prefill", 16, True),
-                                ("prefill", 4, True)]  # fmt: skip
+    assert ours.model.calls == [
+        (kind, n, "greedy")
+        for kind, n in (("prefill", 10), ("decode", 1), ("prefill", 16), ("prefill", 4))
+    ]
+
+
+def test_generation_queues_steps_ahead_where_that_is_on():
+    ours = Ours(FakeModel(modes=PIPELINED), manifest(), [Case("tg", 6, 4, 2)])
+    plain = Ours(FakeModel(), manifest(), [Case("tg", 6, 4, 2)])
+    for each in (ours, plain):
+        each.run(Case("tg", 6, 4, 2))
+    assert ours.model.calls == plain.model.calls
+    assert (ours.model.kv[0].token == plain.model.kv[0].token).all()
+    assert (ours.model.n_queued, plain.model.n_queued) == (2, 1)
 
 
 def test_generation_runs_a_step_a_token():
     ours = _ours(Case("tg", 3, 5, 2))
     ours.run(Case("tg", 3, 5, 2))
-    depth = [("prefill", 5, True)] * 2
-    assert ours.model.calls == depth + [("cols", 2, True)] * 4
+    depth = [("prefill", 5, "greedy")] * 2
+    assert ours.model.calls == depth + [("cols", 2, "greedy")] * 4
 
 
 def test_a_depth_is_filled_once():
@@ -95,15 +107,15 @@ def test_a_depth_is_filled_once():
     for case in wanted * 2:
         ours.run(case)
     # FakeModel asserts that all K/V a row reads was written at its position.
-    assert [call for call in ours.model.calls if call == ("prefill", 5, True)] == [
-        ("prefill", 5, True)
+    assert [call for call in ours.model.calls if call == ("prefill", 5, "greedy")] == [
+        ("prefill", 5, "greedy")
     ]
 
 
 def test_a_warm_up_takes_the_largest_chunk():
     ours = _ours(Case("pp", 40))
     ours.warm_up()
-    assert ours.model.calls == [("prefill", 16, True), ("decode", 1, True)]
+    assert ours.model.calls == [("prefill", 16, "greedy"), ("decode", 1, "greedy")]
 
 
 def test_a_batch_the_artifact_was_not_compiled_for():
@@ -200,7 +212,9 @@ def artifact(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Ours,
         "load",
-        classmethod(lambda cls, path, threads, wanted: cls(FakeModel(), manifest(), wanted)),
+        classmethod(
+            lambda cls, path, threads, wanted, **modes: cls(FakeModel(), manifest(), wanted)
+        ),
     )
     return write_manifest(tmp_path / "m.xpuc")
 

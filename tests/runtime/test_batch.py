@@ -182,6 +182,73 @@ def test_decoding_makes_no_array_and_keeps_no_memory() -> None:
     assert sum(each.size_diff for each in grown) < 256
 
 
+def test_a_replayed_batch_comes_in_few_shapes() -> None:
+    """Whatever its sequences are, but for the power of two that its work items have."""
+    sizes = {"block_tokens": 4, "segment_tokens": 8, "buckets": (1, 2, 4), "is_replayed": True}
+    batch = Batch(FakeModel(**sizes))
+    one, two = sequence_of(list(range(10, 34)), [7, 3, 9, 4, 8, 6]), sequence_of([30, 31], [5])
+    three = sequence_of([40], [1])
+    batch.fill([Span(one, 23, 1), Span(two, 1, 1), Span(three, 0, 1)])
+    # 3 + 1 + 1 items of work
+    shapes = [(4,), (4,), (4,), (4, 4), (8, 4), (4, 24), (4,)]
+    assert [view.shape for view in batch.views] == shapes
+    tiles, work, out_rows = (batch.views[i] for i in (3, 4, 6))
+    assert tiles.tolist() == [[0, 1, 0, 3], [1, 1, 3, 1], [2, 1, 4, 1], [3, 0, 0, 0]]
+    assert work[:5].tolist() == batch.work.tolist()
+    assert not work[5:].any(), "items of no rows"
+    assert out_rows.tolist() == [0, 1, 2, 3]
+    assert batch.out_rows.tolist() == [0, 1, 2]
+    del one.tokens[8:]
+    batch.fill([Span(one, 7, 1), Span(two, 1, 1), Span(three, 0, 1)])
+    assert [view.shape for view in batch.views] == [*shapes[:4], (4, 4), *shapes[5:]]
+    assert batch.work[:, 1].tolist() == [1, 1, 1]
+    assert batch.views[4][3].tolist() == [0, 0, 0, 0], "what stood there before"
+
+
+def test_padded_work_stays_within_what_the_compiler_planned_for() -> None:
+    batch = Batch(FakeModel(block_tokens=4, segment_tokens=8, max_context=24, is_replayed=True))
+    batch.fill([Span(sequence_of(list(range(24)), [7, 3, 9, 4, 8, 6]), 23, 1)])
+    assert batch.views[4].shape == (3, 4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 60), st.booleans()), max_size=12),
+    st.booleans(),
+)
+def test_what_changed_is_all_that_a_copy_needs(
+    steps: list[tuple[int, int, bool]], is_replayed: bool
+) -> None:
+    """A copy of the memory that is told of each step's changes holds what the step reads."""
+    batch = Batch(FakeModel(windows=(0, 8), max_chunk=64, is_replayed=is_replayed))
+    copy = batch.memory.copy()
+    base = batch.memory.ctypes.data
+    sequences = [sequence_of([], list(range(24 * n, 24 * n + 24))) for n in range(4)]
+    for sequence in sequences:
+        sequence.blocks.append(sequence.blocks[0])
+    for n, position, is_prompt in steps:
+        for sequence in sequences[:n]:
+            sequence.tokens = [position] * (position + 1)
+        start, count = (position // 2, position - position // 2 + 1) if is_prompt else (position, 1)
+        spans = [Span(sequence, start, count) for sequence in sequences[: min(n, 64 // count)]]
+        batch.fill(spans)
+        for first, end in batch.changed():
+            copy[first:end] = batch.memory[first:end]
+        for view in batch.views:
+            start = view.ctypes.data - base
+            assert copy[start : start + view.nbytes].tobytes() == view.tobytes()
+
+
+def test_tokens_that_are_known_are_no_change() -> None:
+    batch = Batch(FakeModel())
+    batch.fill([Span(sequence := sequence_of([1, 2, 3], [0]), 2, 1)])
+    list(batch.changed())
+    sequence.tokens.append(4)
+    batch.fill([Span(sequence, 3, 1)])
+    ((start, end),) = batch.changed(tokens=False)
+    base = batch.memory.ctypes.data
+    assert batch.tokens.ctypes.data - base < start == batch.positions.ctypes.data - base < end
+
+
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 8))
 def test_halves_of_the_tiles_cost_about_the_same(n: int, before: int, rows: int) -> None:
     tiles = [(i * rows, rows, 0, before + (i + 1) * rows - 1) for i in range(n)]

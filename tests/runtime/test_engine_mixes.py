@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from fake_model import FakeModel
+from fake_model import MODES, PIPELINED, FakeModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.extents import place_bytes
+from xpuc.runtime.modes import Modes
 from xpuc.runtime.policies import POLICIES, PolicyName
 from xpuc.runtime.prefix_store import open_store
 from xpuc.runtime.speculation import Speculation
@@ -104,8 +105,9 @@ def check(
     st.sampled_from(list(POLICIES)),
     st.sampled_from([0, 3, 100]),
     st.integers(-1, 12),
-    st.sampled_from([0, 3]),
+    st.sampled_from([0, 0, 3]),
     st.sampled_from([(0,), (0, 6), (5,)]),
+    st.sampled_from([MODES, PIPELINED]),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_answer_is_that_of_a_request_alone(
@@ -118,6 +120,7 @@ def test_every_answer_is_that_of_a_request_alone(
     fault: int,
     draft_max: int,
     windows: tuple[int, ...],
+    modes: Modes,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2 if n_places else 1):  # the second finds what the first kept
@@ -126,6 +129,7 @@ def test_every_answer_is_that_of_a_request_alone(
                 windows=windows,
                 max_chunk=max_chunk,
                 max_batch=max_batch,
+                modes=modes,
             )
             model.fails_at = {fault}
             store = None

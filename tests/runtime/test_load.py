@@ -128,7 +128,7 @@ def test_a_step_of_64_sequences_is_planned_in_200_us() -> None:
         """Microseconds of this thread, so that others on the machine count less."""
         start = time.thread_time_ns()
         plan = scheduler.plan()
-        scheduler.complete(plan, 1000)
+        scheduler.complete(plan)
         middle = time.thread_time_ns()
         for span in plan.spans:
             if span.is_last:

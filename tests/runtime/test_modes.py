@@ -31,10 +31,12 @@ def manifest(*operations: dict[str, Any], rows: tuple[int, ...] = (1, 4)) -> Man
     )
 
 
-def operation(origin: str, entry: str, *, has_weights: bool = True) -> dict[str, Any]:
+def operation(
+    origin: str, entry: str, *, op: str = "linear", has_weights: bool = True
+) -> dict[str, Any]:
     weights = [["Q5_1", 64, 256]] if has_weights else []
     name = "linear Q5_1:64x256 rows=4"
-    return {"name": name, "weights": weights, "origin": origin, "uses": {entry: 3}}
+    return {"name": name, "op": op, "weights": weights, "origin": origin, "uses": {entry: 3}}
 
 
 def test_schedules_for_several_rows_make_batches() -> None:
@@ -60,16 +62,44 @@ def test_one_row_a_step_is_no_batch() -> None:
     assert not modes_of(manifest(rows=(1,))).batched.is_on
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("llvm", "no device: target llvm computes on the host"),
-        ("cuda", "not built for target cuda"),
-    ],
-)
-def test_steps_are_queued_ahead_on_no_target_yet(kind: str, reason: str) -> None:
-    found = modes_of(dataclasses.replace(manifest(), target={"kind": kind}))
+def on_a_gpu(*operations: dict[str, Any]) -> Manifest:
+    made = dataclasses.replace(manifest(*operations), target={"kind": "cuda"})
+    greedy = EntryPoint("decode_greedy", "decode", 1, "greedy")
+    return dataclasses.replace(made, entry_points=(*made.entry_points, greedy))
+
+
+def test_the_host_has_no_steps_to_queue() -> None:
+    found = modes_of(dataclasses.replace(manifest(), target={"kind": "llvm"}))
+    for mode in (found.pipelined, found.graphs):
+        assert not mode.is_on
+        assert mode.reason == "no device: target llvm computes on the host"
+
+
+def test_a_device_queues_steps_ahead_and_replays_them() -> None:
+    found = modes_of(
+        on_a_gpu(
+            operation("default", "decode_greedy", op="embed"),
+            operation("default", "decode_greedy", op="head_argmax"),
+            operation("portable", "decode_greedy", op="softcap"),  # neither takes ids nor gives any
+            operation("portable", "prefill", op="argmax"),  # of no decode step
+        )
+    )
+    assert found.pipelined.is_on
+    assert found.graphs.is_on
+
+
+@pytest.mark.parametrize("op", ["embed", "argmax", "head_argmax"])
+def test_target_free_kernels_of_ids_keep_steps_from_being_queued_ahead(op: str) -> None:
+    found = modes_of(on_a_gpu(operation("portable", "decode_greedy", op=op)))
+    reason = "linear Q5_1:64x256 rows=4: no schedule of the target"
     assert found.pipelined == Mode("pipelined", False, reason)
+    assert found.graphs.is_on
+
+
+def test_what_a_device_could_do_is_switched_off() -> None:
+    found = modes_of(on_a_gpu(), pipeline=False, graphs=False)
+    assert found.pipelined == Mode("pipelined", False, "switched off: pipeline=False")
+    assert found.graphs == Mode("replayed", False, "switched off: graphs=False")
 
 
 def test_an_engine_says_what_was_decided(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,6 +109,7 @@ def test_an_engine_says_what_was_decided(caplog: pytest.LogCaptureFixture) -> No
     assert [each.getMessage() for each in caplog.records] == [
         "batched decode: off (a test)",
         "pipelined decode: off (a fake)",
+        "replayed decode: off (a fake)",
     ]
 
 

@@ -332,11 +332,11 @@ def test_the_record_of_a_step_adds_up() -> None:
     for n in range(5):
         scheduler.add(sequence_of(n, 3))
     plan = scheduler.plan()
-    scheduler.complete(plan, 7)
+    scheduler.complete(plan)
     scheduler.end_step(plan)
     (record,) = records
     assert record == StepRecord(
-        step=1, start_ns=0, reserve_ns=10, admission_ns=10, model_ns=7, total_ns=30, n_rows=8,
+        step=1, start_ns=0, reserve_ns=10, admission_ns=10, total_ns=30, n_rows=8,
         prefill_tokens=8, n_admitted=3, n_running=3, n_queue=2, n_free_blocks=7,
     )  # fmt: skip
     scheduler.end_step(scheduler.plan(), failed=True)

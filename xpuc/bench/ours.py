@@ -47,13 +47,18 @@ class Ours:
         self._filled = [0] * n_rows  # tokens whose K/V is in the pool
 
     @classmethod
-    def load(cls, artifact: Path, threads: int, cases: Many[Case]) -> Ours:
-        """Load the artifact with room for the cases; its errors say what does not fit."""
+    def load(cls, artifact: Path, threads: int, cases: Many[Case], **modes: bool) -> Ours:
+        """Load the artifact with room for the cases; its errors say what does not fit.
+
+        modes: `pipeline` and `graphs`, see runtime.engine.load.
+        """
         from xpuc.runtime.model import load_model  # tvm_ffi
 
         n = max(case.n_context for case in cases)
         n_sequences = max(case.batch for case in cases)
-        model = load_model(artifact, threads=threads, ctx=n, n_sequences=n_sequences, rings=False)
+        model = load_model(
+            artifact, threads=threads, ctx=n, n_sequences=n_sequences, rings=False, **modes
+        )
         return cls(model, model.manifest, cases)
 
     def warm_up(self) -> None:
@@ -73,8 +78,7 @@ class Ours:
         if case.kind == "pp":
             self._prefill(0, case.depth, case.n_context)
         else:
-            for position in range(case.depth, case.n_context):
-                self._decode(case.batch, position)
+            self._generate(case)
         return time.perf_counter() - start
 
     def step(self, case: Case) -> Batch:
@@ -104,7 +108,27 @@ class Ours:
             self.model.run(self._batch, tail="greedy")
         self._filled[row] = max(self._filled[row], end)
 
+    def _generate(self, case: Case) -> None:
+        """Its steps, each queued before the one before it is read where an engine does that."""
+        before = None
+        for position in range(case.depth, case.n_context):
+            if not self.model.modes.pipelined.is_on:
+                self._decode(case.batch, position)
+                continue
+            self._describe(case.batch, position)
+            ticket = self.model.submit(self._batch, tail="greedy")
+            if before is not None:
+                self.model.collect(before)
+            before = ticket
+        if before is not None:
+            self.model.collect(before)
+
     def _decode(self, n_rows: int, position: int) -> None:
+        self._describe(n_rows, position)
+        self.model.run(self._batch, tail="greedy")
+
+    def _describe(self, n_rows: int, position: int) -> None:
+        """A step of the tokens at a position."""
         spans = []
         for sequence, ids in zip(self._sequences[:n_rows], self._ids, strict=False):
             if len(sequence.tokens) != position:
@@ -112,7 +136,6 @@ class Ours:
             sequence.tokens.append(ids[position])
             spans.append(Span(sequence, position, 1))
         self._batch.fill(spans)
-        self.model.run(self._batch, tail="greedy")
 
     def operations_per_token(self, case: Case) -> float:
         """On int8, two for each weight a token is multiplied with: those of a step, shared out."""

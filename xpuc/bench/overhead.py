@@ -79,7 +79,7 @@ class NullServer:
         model_ns = _STEP_NS + _ROW_NS * plan.record.n_rows
         self._now += model_ns
         with watch:
-            scheduler.complete(plan, model_ns)
+            scheduler.complete(plan)
         self._sample(plan)
         with watch:
             scheduler.end_step(plan)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import bench_engine, quantities, sources
+from xpuc.cli import bench_engine, engine_options, quantities, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ _OF_THE_MODEL = (
 @click.option(
     "--profile", is_flag=True, help="Also say what each kernel of a step takes, and its limit."
 )
+@engine_options.modes
 @click.option("--engine", is_flag=True, help="Measure what requests notice of the engine instead.")
 @bench_engine.options
 @click.option(
@@ -171,7 +172,9 @@ def command(
     artifact = sources.artifact(model, max(case.n_context for case in wanted))
     if peer_model is not None and vs:
         _check_same(artifact, peer_model)
-    ours = Ours.load(artifact, threads, wanted)
+    ours = Ours.load(
+        artifact, threads, wanted, **{name: rest[name] for name in engine_options.MODES}
+    )
     peer = _peer(peer_model, threads, wanted, rest["peer_python"]) if vs else None
     try:
         rows = Session(wanted, ours, threads, peer).run(

@@ -15,6 +15,9 @@ from xpuc.runtime.chunks import BUDGET_MS
 POLICIES = ("fcfs", "priority", "lpm", "vllm")
 
 
+MODES = ("pipeline", "graphs")
+
+
 class _Size(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     """`20G`, `512M`: bytes."""
 
@@ -47,6 +50,18 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     ]  # fmt: skip
     for decorator in reversed(decorators):
         function = decorator(function)
+    return modes(function)
+
+
+def modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command those that switch modes of decoding off."""
+    helps = {
+        "pipeline": "On a GPU: queue a step before the one before it is read.",
+        "graphs": "On a GPU: queue the launches of a step as one CUDA graph.",
+    }
+    for name in reversed(MODES):
+        flags = f"--{name}/--no-{name}"
+        function = click.option(flags, default=True, help=helps[name])(function)
     return function
 
 
@@ -54,7 +69,7 @@ def arguments(values: dict[str, Any]) -> dict[str, Any]:
     """Take them out of `values`; what they are to `load`."""
     from xpuc.runtime.speculation import Speculation
 
-    names = ("store", "store_bytes", "policy", "chunk_budget_ms", "step_log")
+    names = ("store", "store_bytes", "policy", "chunk_budget_ms", "step_log", *MODES)
     given = {name: values.pop(name) for name in names}
     if given["store_bytes"] is None:
         del given["store_bytes"]

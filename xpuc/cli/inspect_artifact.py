@@ -110,8 +110,8 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _modes(modes: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for name, mode in modes.items():
-        yield f"{name} decode", f"{'on' if mode['is_on'] else 'off'} ({mode['reason']})"
+    for mode in modes.values():
+        yield f"{mode['name']} decode", f"{'on' if mode['is_on'] else 'off'} ({mode['reason']})"
 
 
 def _statement(memory: Mapping[str, Any]) -> list[str]:
