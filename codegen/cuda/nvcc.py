@@ -11,6 +11,8 @@ from pathlib import Path
 
 from xpuc.codegen.cuda import ptxas
 from xpuc.codegen.cuda.compiler import FLAGS, Fatbin, source_error
+from xpuc.codegen.cuda.ptxas import KernelUsage
+from xpuc.codegen.cuda.room import without_spills
 from xpuc.errors import XpucError
 
 MAJOR = 13  # the release TVM's CUDA library is linked with
@@ -31,12 +33,16 @@ class Nvcc:
         """CUDA source to one fatbin with a cubin for each architecture."""
         with tempfile.TemporaryDirectory(prefix="xpuc-") as folder:
             text, fatbin = Path(folder) / "xpuc.cu", Path(folder) / "xpuc.fatbin"
-            text.write_text(source, encoding="utf-8")
-            said = self._run(["--fatbin", *self._options(archs), "-o", str(fatbin), str(text)])
-            if said.returncode:
-                raise source_error(self.name, ", ".join(archs), said.stderr + said.stdout)
-            usage = ptxas.parse(said.stderr + said.stdout)
-            return Fatbin(fatbin.read_bytes(), usage, source)
+
+            def once(source: str) -> tuple[bytes, Sequence[KernelUsage]]:
+                text.write_text(source, encoding="utf-8")
+                said = self._run(["--fatbin", *self._options(archs), "-o", str(fatbin), str(text)])
+                if said.returncode:
+                    raise source_error(self.name, ", ".join(archs), said.stderr + said.stdout)
+                return fatbin.read_bytes(), ptxas.parse(said.stderr + said.stdout)
+
+            code, usage = without_spills(once, source)
+            return Fatbin(code, tuple(usage), source)
 
     def _options(self, archs: Sequence[str]) -> list[str]:
         numbers = [arch.removeprefix("sm_") for arch in archs]

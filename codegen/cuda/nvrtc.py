@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from xpuc.codegen.cuda import ptxas
 from xpuc.codegen.cuda.compiler import FLAGS, Fatbin, source_error
+from xpuc.codegen.cuda.ptxas import KernelUsage
+from xpuc.codegen.cuda.room import without_spills
 from xpuc.codegen.cuda.wheels import INSTALL, wheel_library
 from xpuc.errors import XpucError
 
@@ -32,9 +35,20 @@ class Nvrtc:
 
     def compile(self, source: str, archs: Sequence[str]) -> Fatbin:
         """CUDA source to one fatbin with a cubin for each architecture."""
-        made = {arch: self._cubin(source, arch) for arch in archs}
-        usage = tuple(row for _, log in made.values() for row in ptxas.parse(log))
+        with ThreadPoolExecutor() as threads:
+            done = threads.map(lambda arch: self._compile_for(arch, source), archs)
+            made = dict(zip(archs, done, strict=True))
+        usage = tuple(row for _, rows in made.values() for row in rows)
         return Fatbin(pack({arch: cubin for arch, (cubin, _) in made.items()}), usage, source)
+
+    def _compile_for(self, arch: str, source: str) -> tuple[bytes, Sequence[KernelUsage]]:
+        """The machine code for one architecture, and what its kernels take."""
+
+        def once(source: str) -> tuple[bytes, Sequence[KernelUsage]]:
+            cubin, log = self._cubin(source, arch)
+            return cubin, ptxas.parse(log)
+
+        return without_spills(once, source)
 
     def _cubin(self, source: str, arch: str) -> tuple[bytes, str]:
         """The machine code for one architecture, and what the compiler said."""

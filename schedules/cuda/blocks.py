@@ -84,29 +84,26 @@ def _shifted(word: Expr, by: int) -> Expr:
 
 
 def _looked_up(table: Sequence[int], units: Sequence[Expr]) -> tuple[Expr, ...]:
-    """The table's bytes for the nibbles of 4 units: columns 4v of the low ones, 16 on of the high.
+    """The table's bytes for the nibbles of 4 units, as `layouts` has them: those of columns 4v are
+    the lower half of unit v, those 16 on its upper half.
 
     A byte permutation takes 4 nibbles of a word as indices of 8 bytes; the fourth bit of an index
     chooses between those of the lower and of the upper half of the table.
     """
     words = [_word(table[4 * i : 4 * i + 4]) for i in range(4)]
-    low, high = [], []
+    low: list[Expr] = []
+    high: list[Expr] = []
     for unit in units:
-        first, second = _four(words, unit), _four(words, _shifted(unit, 16))
-        low.append(tir.let(tir.permute_bytes(first, second, tir.const(0x6420, "uint32"))))
-        high.append(tir.let(tir.permute_bytes(first, second, tir.const(0x7531, "uint32"))))
+        index = tir.let(unit & tir.const(0x77777777, "uint32"))
+        # An index of 8 and more takes byte i of `upper`, which permute_bytes counts from 4 on.
+        fourth = T.shift_right(unit & tir.const(0x88888888, "uint32"), tir.const(1, "uint32"))
+        choice = tir.let(fourth | tir.const(0x32103210, "uint32"))
+        for found, start in ((low, 0), (high, 16)):
+            four = tir.let(_shifted(index, start))
+            lower = tir.permute_bytes(words[0], words[1], four)
+            upper = tir.permute_bytes(words[2], words[3], four)
+            found.append(tir.let(tir.permute_bytes(lower, upper, _shifted(choice, start))))
     return (*low, *high)
-
-
-def _four(words: Sequence[Expr], nibbles: Expr) -> Expr:
-    """The bytes that the four lowest nibbles stand for."""
-    nibbles = tir.let(nibbles)
-    index = tir.let(nibbles & tir.const(0x7777, "uint32"))
-    lower = tir.permute_bytes(words[0], words[1], index)
-    upper = tir.permute_bytes(words[2], words[3], index)
-    # An index of 8 and more takes byte i of `upper`, which permute_bytes counts from 4 on.
-    fourth = T.shift_right(nibbles & tir.const(0x8888, "uint32"), tir.const(1, "uint32"))
-    return tir.let(tir.permute_bytes(lower, upper, fourth | tir.const(0x3210, "uint32")))
 
 
 def _word(values: Sequence[int]) -> Expr:

@@ -69,6 +69,17 @@ def _split(facts: Packed, blocks: Bytes) -> dict[str, NDArray[np.generic]]:
         )
         low, *top = UNITS[facts.bits]
         arrays["qs"] = sub_blocks[:, :, :low]
+        if facts.values is not None:
+            arrays["qs"] = _in_order(arrays["qs"])
         if top:
             arrays["top"] = sub_blocks[:, :, low:]
     return arrays
+
+
+def _in_order(units: NDArray[np.generic]) -> Bytes:
+    """The low nibbles of 4 bytes (..., 4) side by side, then the high ones: indices of a table are
+    looked up four at a time."""
+    raw = units.view(np.uint8)
+    low, high = raw & 15, raw >> 4
+    pairs = [part[..., i] | part[..., i + 1] << 4 for part in (low, high) for i in (0, 2)]
+    return np.stack(pairs, axis=-1)

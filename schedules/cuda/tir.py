@@ -236,8 +236,20 @@ def _signed(word: Expr) -> Expr:
 
 def permute_bytes(low: Expr, high: Expr, selector: Expr) -> Expr:
     """Four of the eight bytes of two uint32 words, `low` first: byte i is the one that nibble i of
-    `selector` says, 0 to 7."""
-    return T.call_pure_extern("uint32", "__byte_perm", low, high, selector)
+    `selector` says, 0 to 7; its upper half counts for nothing."""
+    return T.cuda.func_call(
+        "xpuc_prmt", low, high, selector, source_code=_PERMUTE, return_type="uint32"
+    )
+
+
+# `__byte_perm` masks the selector once more.
+_PERMUTE = """
+__device__ __forceinline__ unsigned xpuc_prmt(unsigned low, unsigned high, unsigned selector) {
+  unsigned bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+"""
 
 
 def shuffle_xor(value: Expr, mask: int) -> Expr:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gpu_bounds
 import pytest
 from gpu_bounds import ARCHS, QUANTISED, Bound
@@ -12,8 +14,8 @@ from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 
 # Instructions of the hot loop for each weight: those with no scale below that of a block, and the
-# K formats. A value of IQ4 is looked up by byte permutations, six for four weights.
-PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 4.0, "IQ4_XS": 4.0}
+# K formats. A value of IQ4 is looked up by byte permutations, three for four weights.
+PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 3.1, "IQ4_XS": 3.1}
 PER_WEIGHT_OF_OTHERS = 3.5
 
 
@@ -33,18 +35,6 @@ def test_every_kernel_keeps_to_its_bound(fatbin: Fatbin) -> None:
     assert {(row.kernel, row.arch) for row in fatbin.usage} == set(bounds)
     over = [(row, bounds[row.kernel, row.arch]) for row in fatbin.usage]
     assert not [(row, bound) for row, bound in over if not bound.holds(row)]
-
-
-@pytest.mark.slow
-def test_spills_are_few_and_not_of_one_row(fatbin: Fatbin, sass: dict[str, Sass]) -> None:
-    for name in {row.kernel for row in fatbin.usage if row.spill_store_bytes}:
-        loop = Sass(name, sass[name].hot_loop())
-        assert loop.count("LDL") + loop.count("STL") <= 0.02 * len(loop.instructions), name
-    for kernel in sass.values():
-        if kernel.kernel.startswith(("linear_", "gate_up_")) and kernel.kernel.endswith(
-            "_r1_kernel"
-        ):
-            assert kernel.count("LDL") + kernel.count("STL") == 0, kernel.kernel
 
 
 @pytest.mark.slow
@@ -69,8 +59,8 @@ def test_few_instructions_decode_and_multiply_a_weight(format: str, sass: dict[s
 
 
 def test_a_bound_holds_for_what_takes_no_more() -> None:
-    usage = KernelUsage("k", "sm_80", 40, 0, 0, 8, 0, 0)
-    assert Bound.of(usage, None) == Bound(48, 8)
-    assert Bound(40, 8).holds(usage)
-    assert not Bound(39, 8).holds(usage)
-    assert not Bound(48, 4).holds(usage)
+    usage = KernelUsage("k", "sm_80", 40, 0, 0, 0, 0, 0)
+    assert Bound.of(usage, None) == Bound(48)
+    assert Bound(40).holds(usage)
+    assert not Bound(39).holds(usage)
+    assert not Bound(48).holds(replace(usage, spill_store_bytes=4))
