@@ -82,6 +82,8 @@ class Stream:
             yield graph
         except BaseException:
             _library().cudaStreamEndCapture(self.handle, byref(recorded))
+            if recorded:
+                _library().cudaGraphDestroy(recorded)
             raise
         _call("cudaStreamEndCapture", self.handle, byref(recorded))
         graph.instantiate(recorded)

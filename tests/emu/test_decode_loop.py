@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from emu import fake_driver
+from emu.device import device
 from stepping import Stepper
 
 import xpuc
@@ -86,9 +88,13 @@ def pipelined(artifact: Path, request: pytest.FixtureRequest) -> Iterator[Engine
 def test_steps_queued_ahead_give_the_ids_of_plain_ones(
     plain: Engine, pipelined: Engine, n: int
 ) -> None:
-    found = ids_of(pipelined, PROMPTS[:n], max_tokens=18)
-    assert found == ids_of(plain, PROMPTS[:n], max_tokens=18)
+    expected = ids_of(plain, PROMPTS[:n], max_tokens=18)
+    before = fake_driver.graph_launches()
+    assert ids_of(pipelined, PROMPTS[:n], max_tokens=18) == expected
     assert pipelined.scheduler.counters.sums["n_ahead"] == 16
+    # Of 17 decode steps the first is plain, as it loads the kernels.
+    n_graphs = 16 if pipelined.modes.graphs.is_on else 0
+    assert fake_driver.graph_launches() == before + n_graphs
 
 
 def test_ends_newcomers_and_cancels_change_no_other_ids(plain: Engine, pipelined: Engine) -> None:
@@ -119,3 +125,54 @@ def collect(engine: Engine, events: dict[int, list[int]]) -> None:
     for event in engine.step():
         if event.chunk.id is not None:
             events.setdefault(event.request.id, []).append(event.chunk.id)
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(
+    plain: Engine, pipelined: Engine
+) -> None:
+    """The step after them, which is queued, embeds the id -1 and is nobody's."""
+    whole = ids_of(plain, PROMPTS, max_tokens=12)
+    first, second = (
+        pipelined.add_request(prompt, temperature=0, max_tokens=12) for prompt in PROMPTS
+    )
+    events: dict[int, list[int]] = {}
+    for _ in range(5):
+        collect(pipelined, events)
+    sequence = pipelined._live[first.id].sequence
+    (pool,) = pipelined.model.kv
+    for buffer in pool.buffers(sequence.blocks[0][0]):
+        buffer[:] = 0xFF  # NaN in f16
+    pool.send(sequence.blocks[0][0])
+    results = {}
+    while pipelined.has_work:
+        for event in pipelined.step():
+            if event.chunk.id is not None:
+                events[event.request.id].append(event.chunk.id)
+            if event.result is not None:
+                results[event.request.id] = event.result
+    assert results[first.id].finish_reason == "error"
+    assert "unfit" in results[first.id].error
+    assert results[second.id].ids == whole[1]
+    assert pipelined.scheduler.counters.sums["n_dropped"] == 1
+
+
+def test_a_call_that_cannot_be_captured_is_made_plainly(
+    artifact: Path, plain: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with xpuc.load(artifact) as engine:
+        engine.tokenizer.eog_ids = frozenset()
+        entries = engine.model._calls.entries
+        entry = entries[1, "greedy"]
+
+        def takes_memory(*arguments: Any) -> None:
+            entry(*arguments)
+            tvm.runtime.empty((1,), "int32", device())  # which a capture forbids
+
+        entries[1, "greedy"] = takes_memory
+        before = fake_driver.graph_launches()
+        assert ids_of(engine, PROMPTS[:1], max_tokens=8) == ids_of(plain, PROMPTS[:1], max_tokens=8)
+        assert fake_driver.graph_launches() == before
+        assert not engine.modes.graphs.is_on
+        assert engine.modes.graphs.reason.startswith("a capture failed: ")
+        assert engine.modes.pipelined.is_on
+    assert "CUDA graphs are off" in caplog.text
