@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from xpuc.runtime.kv_blocks import ring_blocks
 RESERVE_BYTES = 256 << 20  # left to the rest of the machine
 RUNTIME_BYTES = 72 << 20  # Python and the libraries
 TOKEN_BYTES = 448  # of a token in the tokenizer's tables
+GPU_ELEMENTS = 1 << 31  # of an array: kernels of a GPU count them in 32 bits
 _CGROUPS = {  # mount, limit, use, and what of the use can be had back at once
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     "memory": (
@@ -115,7 +118,7 @@ def plan(
     """Blocks for `n_sequences` sequences of `context` tokens, or as many as memory affords.
 
     With `rings` layers with a window have as many as a sequence holds at a time. `free` bytes of
-    memory can be had; default: this machine's.
+    memory can be had; default: this machine's. On a GPU no array has more than GPU_ELEMENTS.
     """
     bare = MemoryStatement(
         free=free_bytes() if free is None else free,
@@ -137,9 +140,29 @@ def plan(
         )
     pools = []
     for pool in of_one:
-        n_blocks = min(n_sequences * pool.n_blocks, pool.n_blocks * left // n_bytes)
+        most = _countable_blocks(manifest, pool.window)
+        if pool.n_blocks > most:
+            raise ArtifactError(
+                f"{manifest.name}: K/V for one sequence of {context} tokens has more elements than"
+                " kernels of a GPU count",
+                f"ask for a context of at most {most * manifest.kv.block_tokens} tokens (--ctx)",
+            )
+        n_blocks = min(n_sequences * pool.n_blocks, pool.n_blocks * left // n_bytes, most)
         pools.append(PoolMemory(pool.window, n_blocks, n_blocks * pool.n_bytes // pool.n_blocks))
     return dataclasses.replace(bare, pools=tuple(pools))
+
+
+def _countable_blocks(manifest: Manifest, window: int) -> int:
+    """The most that a pool may have for kernels to find every element of its arrays."""
+    if manifest.target["kind"] != "cuda":
+        return sys.maxsize
+    kv = manifest.kv
+    return GPU_ELEMENTS // max(
+        math.prod(array.shape)
+        for layer, (*_, seen) in enumerate(kv.layers)
+        if seen == window
+        for array in kv.arrays(layer)
+    )
 
 
 def sequence_pools(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_one_sequence_must_fit() -> None:
     with pytest.raises(ArtifactError, match=r"Tiny: K/V for one sequence of 133 tokens") as caught:
         memory.plan(MODEL, 1, 133)
     assert "--ctx" in caught.value.hint
+
+
+def test_kernels_of_a_gpu_can_count_what_a_pool_holds() -> None:
+    gpu = replace(MODEL, target=MODEL.target | {"kind": "cuda"})
+    elements = BLOCK // 2 // 2  # of keys, as of values, in float16
+    most = memory.GPU_ELEMENTS // elements
+    tokens = most * MODEL.kv.block_tokens
+    assert [p.n_blocks for p in memory.plan(gpu, 3, tokens, free=1 << 50).pools] == [most, 3 * RING]
+    assert memory.plan(MODEL, 3, tokens + 1, free=1 << 50).pools[0].n_blocks > 2 * most
+    with pytest.raises(ArtifactError, match="more elements than kernels of a GPU count") as caught:
+        memory.plan(gpu, 1, tokens + 1, free=1 << 50)
+    assert f"at most {tokens} tokens" in caught.value.hint
 
 
 def test_less_than_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
