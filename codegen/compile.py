@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tvm import IRModule
 
 import xpuc
@@ -27,16 +26,15 @@ from xpuc.artifact import (
     EntryPoint,
     KvLayout,
     Manifest,
-    Plane,
+    Synthetic,
     file_facts,
 )
 from xpuc.codegen import build, lower, roof, target, tvm_runtime
-from xpuc.codegen.weights import Tensor, padded, write_weights
+from xpuc.codegen.weights import Tensor, tensors_of, write_weights
 from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 from xpuc.frontend.model import Model, open_model
 from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
 from xpuc.ir.builder import PoolLayout
-from xpuc.ir.formats import dequantize, format_of
 from xpuc.ir.text import to_text
 from xpuc.passes import FUSIONS, Pass, run, without
 from xpuc.schedules import TargetFacts, tails_of, target_of
@@ -68,6 +66,7 @@ class Options:
     tokenizer_pre: str | None = None
     db: Path | None = None  # folder of tuned records, in place of the user's
     untuned: bool = False  # use no records
+    synthetic: int | None = None  # leave the weights out: a load makes them up from this seed
 
     @property
     def max_out_rows(self) -> int:
@@ -88,6 +87,7 @@ class Options:
             ("ctx", self.ctx, 0, 1 << 20),
             ("max-batch", self.max_batch, 1, 256),
             ("max-chunk", self.max_chunk, 16, 4096),
+            ("synthetic", self.synthetic or 0, 0, (1 << 63) - 1),
         ):
             if not low <= size <= high:
                 raise RequestError(f"--{name} {size}: out of range", f"choose {low} to {high}")
@@ -217,8 +217,10 @@ class _Work:
         built = self.phase(
             "build", lambda: build.build(lowered.finish(), made.machine, staging / LIBRARY)
         )
-        tensors = self.tensors(model, made)
-        self.phase("weights", partial(self.pack, staging / WEIGHTS, tensors))
+        tensors = tensors_of(made.module["decode"], made.weight_names, model, made.machine)
+        synthetic: Synthetic | None = self.phase(
+            "weights", partial(self.weights, staging / WEIGHTS, tensors)
+        )
         self.phase("runtime", lambda: tvm_runtime.bundle(staging, made.machine.facts.kind))
         manifest = dataclasses.replace(
             self.manifest(model, made.machine, pool),
@@ -233,9 +235,10 @@ class _Work:
                 **({"device": built.device.as_manifest()} if built.device else {}),
             },
             memory={
-                "weights": (staging / WEIGHTS).stat().st_size,
+                "weights": sum(tensor.n_bytes for tensor in tensors),
                 "activations": max(built.activation_bytes.values()),
             },
+            synthetic=synthetic,
         )
         return self.phase("write", partial(self.write, staging, manifest, tokenizer, model))
 
@@ -304,36 +307,23 @@ class _Work:
             return TuneDb()
         return tune_db.load(facts.kind, facts.cpu, self.options.db or tune_db.user_folder())
 
+    def name(self, model: Model) -> str:
+        """The model's, which one without its weights does not bear alone."""
+        name = str(model.metadata.get("general.name", self.path.stem))
+        seed = self.options.synthetic
+        return name if seed is None else f"{name}, {Synthetic(seed, ())}"
+
     def context(self, model: Model) -> int:
         """Tokens a sequence may have: --ctx, else the checkpoint's up to 8192; whole blocks."""
         wanted = self.options.ctx or min(model.config.context, 8192)
         return -(-wanted // self.options.block_tokens) * self.options.block_tokens
 
-    def tensors(self, model: Model, made: _Made) -> Sequence[Tensor]:
-        """What the weight file holds, in operand order."""
-        decode, names = made.module["decode"], made.weight_names
-        kernels = target_of(made.machine.facts.kind)
-        matrices = {
-            name: (fmt, rows, columns) for name, fmt, rows, columns in lower.weight_formats(decode)
-        }
-        found = []
-        weights = decode.params[-len(names) :]  # they are last
-        for parameter, name in zip((p.name for p in weights), names, strict=True):
-            packed = model.tensors[name]
-            if parameter in matrices:
-                fmt, rows, columns = matrices[parameter]
-                layout = kernels.planes(fmt, rows, columns)
-                planes = tuple(Plane(f"{name}.{p.name}", p.dtype, p.size) for p in layout)
-                make = partial(kernels.pack, fmt, packed.data.reshape(rows, -1))
-            else:
-                planes = (Plane(name, "float32", int(np.prod(packed.shape))),)
-                make = partial(_vector, packed)
-            found.append(Tensor(planes, make))
-        return found
-
-    def pack(self, path: Path, tensors: Sequence[Tensor]) -> None:
-        total = sum(padded(p) * np.dtype(p.dtype).itemsize for t in tensors for p in t.planes)
-        done = 0
+    def weights(self, path: Path, tensors: Sequence[Tensor]) -> Synthetic | None:
+        """Write the weight file, unless the weights are made up; how, then."""
+        if self.options.synthetic is not None:
+            ranges = tuple(each for tensor in tensors for each in tensor.ranges())
+            return Synthetic(self.options.synthetic, ranges)
+        total, done = sum(tensor.n_bytes for tensor in tensors), 0
 
         def advance(n: int) -> None:
             nonlocal done
@@ -341,6 +331,7 @@ class _Work:
             self.progress("weights", done, total)
 
         write_weights(path, tensors, advance)
+        return None
 
     def manifest(self, model: Model, machine: target.CompileTarget, pool: PoolLayout) -> Manifest:
         cfg, options = model.config, self.options
@@ -352,7 +343,7 @@ class _Work:
             xpuc_version=xpuc.__version__,
             tvm_version=versions.tvm, tvm_ffi_version=versions.tvm_ffi,
             target=machine.as_manifest(), arch=cfg.arch,
-            name=str(model.metadata.get("general.name", self.path.stem)),
+            name=self.name(model),
             n_vocab=cfg.n_vocab, d_model=cfg.d_model, n_layers=cfg.n_layers,
             context=self.context(model), max_batch=options.max_batch,
             max_chunk=options.max_chunk, max_out_rows=options.max_out_rows,
@@ -386,7 +377,7 @@ class _Work:
         return Compiled(
             staging, manifest, self.seconds,
             library_bytes=(staging / LIBRARY).stat().st_size,
-            weight_bytes=(staging / WEIGHTS).stat().st_size,
+            weight_bytes=manifest.memory["weights"],
             source_tensor_bytes=sum(t.data.nbytes for t in model.tensors.values()),
         )  # fmt: skip
 
@@ -395,7 +386,3 @@ def buckets(max_batch: int) -> tuple[int, ...]:
     """Row counts with a decode entry of their own: powers of two, and max_batch itself."""
     powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i <= max_batch]
     return tuple(sorted({*powers, max_batch}))
-
-
-def _vector(packed: Any) -> Sequence[np.ndarray]:
-    return (dequantize(format_of(packed.format), packed.data.reshape(1, -1)).reshape(-1),)

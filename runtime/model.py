@@ -18,7 +18,6 @@ import tvm_ffi
 from xpuc.artifact import (
     LIBRARY,
     RUNTIME,
-    WEIGHTS,
     Manifest,
     Tail,
     compile_again,
@@ -33,7 +32,7 @@ from xpuc.runtime.gpu_runner import GpuRunner
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 from xpuc.runtime.modes import Mode, Modes, modes_of
 from xpuc.runtime.places import Gpu, Place, place_of
-from xpuc.runtime.weights import map_planes
+from xpuc.runtime.weights import planes_of
 
 # What opens a compiled model, and what the TVM runtime library alone registers.
 _LOADER = "ffi.Module.load_from_bytes.relax.VMExecutable"
@@ -75,8 +74,7 @@ class Model:
         self._place = place
         vm = _open_library(directory, place)
         entries = {(e.rows, e.tail): vm[e.name] for e in manifest.entry_points}
-        planes = map_planes(directory / WEIGHTS, manifest.planes)
-        self._weights = [place.tensor(plane) for plane in planes]
+        self._weights = [place.tensor(plane) for plane in planes_of(directory, manifest)]
         self.kv = tuple(
             KvPool(n, manifest.kv, window, place)
             for n, window in zip(self.n_blocks, self.windows, strict=True)

@@ -1,20 +1,28 @@
-"""The weight file of an artifact, mapped into memory: planes are views, nothing is copied."""
+"""The weights of an artifact: its file, mapped into memory, or made up where it has none."""
 
 from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from xpuc.artifact import Plane, compile_again
+from xpuc.artifact import WEIGHTS, Manifest, Plane, compile_again
 from xpuc.errors import ArtifactError
+from xpuc.runtime.synthetic import made_up_planes
+
+
+def planes_of(directory: Path, manifest: Manifest) -> Iterable[np.ndarray]:
+    """Every plane of an artifact as a one-dimensional array, in operand order."""
+    if manifest.synthetic is not None:
+        return made_up_planes(manifest.planes, manifest.synthetic)
+    return map_planes(directory / WEIGHTS, manifest.planes)
 
 
 def map_planes(path: Path, planes: Sequence[Plane]) -> list[np.ndarray]:
-    """Every plane as a one-dimensional array over the mapped file, in operand order.
+    """Every plane as a one-dimensional array over the mapped file, in operand order: no copies.
 
     The mapping is private: the arrays may be handed to code that wants them writable, and the file
     cannot change through them.

@@ -3,7 +3,7 @@
 model.xpuc/
   manifest.json         what a loader decides by, and the bytes and digest of every other file
   model.so              the compiled entry points
-  weights.safetensors   packed planes, each 64-byte aligned in the file
+  weights.safetensors   packed planes, each 64-byte aligned in the file; not of synthetic weights
   tokenizer.json        for the `tokenizers` library
   chat_template.jinja   where the checkpoint has one
   lib/                  the TVM runtime library model.so was built against, and its licence
@@ -99,6 +99,24 @@ class Plane:
     name: str
     dtype: str
     size: int  # elements
+
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Weights that are in no file: a load makes them up from the seed.
+
+    `ranges` has one for each of the manifest's planes: what its elements are drawn from, both ends
+    included; None: any bits. Speed and memory are those of the model, answers mean nothing.
+    """
+
+    seed: int
+    ranges: tuple[Range | None, ...]
+
+    def __str__(self) -> str:
+        return f"synthetic weights (seed {self.seed})"
 
 
 def windows_of(layers: Iterable[int]) -> tuple[int, ...]:
@@ -208,6 +226,7 @@ class Manifest:
     source: dict[str, Any]  # file name, bytes, digest of the checkpoint
     decisions: dict[str, Any]  # schedules and fusions, chosen and refused
     memory: dict[str, int]  # bytes: weights, activations (planned, largest entry point)
+    synthetic: Synthetic | None = None  # in place of a weight file
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `file_facts`
     format_version: int = FORMAT_VERSION
 
@@ -278,8 +297,16 @@ def _from_json(raw: dict[str, Any]) -> Manifest:
             "kv": KvLayout(**kv),
             "entry_points": tuple(EntryPoint(**e) for e in raw["entry_points"]),
             "planes": tuple(Plane(**p) for p in raw["planes"]),
+            "synthetic": _synthetic(raw["synthetic"]),
         }
     )
+
+
+def _synthetic(raw: dict[str, Any] | None) -> Synthetic | None:
+    if raw is None:
+        return None
+    ranges = tuple(None if each is None else (each[0], each[1]) for each in raw["ranges"])
+    return Synthetic(raw["seed"], ranges)
 
 
 def digest(path: Path) -> str:

@@ -2,15 +2,16 @@
 
     python tests/bench/shapes.py llama-3-8b llama3-8b.gguf
     xpuc tune llama3-8b.gguf --no-verify
+    xpuc compile llama3-8b.gguf --synthetic 1
 
-A tuning session reads shapes and formats alone. Two layers stand for all: a Q4_K_M file keeps
-attn_v and ffn_down of one half of its layers in Q6_K and those of the other in Q4_K.
+A tuning session reads shapes and formats alone, and so does a compilation that leaves the weights
+out. Formats are those that llama.cpp's quantiser gives each tensor in Q4_K_M.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Format
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tiny_tokenizers import NORMAL, bpe, write_vocabulary
+
 
 @dataclass(frozen=True)
 class Shape:
     """What a decoder of the llama family is described by."""
 
     arch: str
+    layers: int
     d_model: int
     heads: int
     kv_heads: int
@@ -34,8 +39,9 @@ class Shape:
 
 
 SHAPES = {
-    "llama-3-8b": Shape("llama", 4096, 32, 8, 14336, 128256, 500000.0),
-    "qwen2.5-7b": Shape("qwen2", 3584, 28, 4, 18944, 152064, 1000000.0, has_bias=True),
+    "llama-3-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 500000.0),
+    "tiny": Shape("llama", 2, 256, 4, 2, 512, 300, 10000.0),  # of the script's test
+    "qwen2.5-7b": Shape("qwen2", 28, 3584, 28, 4, 18944, 152064, 1000000.0, has_bias=True),
 }
 
 
@@ -65,7 +71,8 @@ def tensors(shape: Shape) -> list[tuple[str, int, int, Format]]:
     """(name, rows, columns, format) in order; a vector has 0 rows."""
     d, kv = shape.d_model, shape.kv_heads * (shape.d_model // shape.heads)
     found = [("token_embd.weight", shape.n_vocab, d, Format.Q4_K)]
-    for layer, wide in enumerate((Format.Q6_K, Format.Q4_K)):
+    for layer in range(shape.layers):
+        wide = Format.Q6_K if has_more_bits(layer, shape.layers) else Format.Q4_K
         block = [
             ("attn_norm.weight", 0, d, Format.F32),
             ("attn_q.weight", d, d, Format.Q4_K),
@@ -88,17 +95,28 @@ def tensors(shape: Shape) -> list[tuple[str, int, int, Format]]:
     return found
 
 
+def has_more_bits(layer: int, layers: int) -> bool:
+    """Whether a layer's attn_v and ffn_down are in Q6_K: the first and last eighths, and of those
+    between every third."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
 def _metadata(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_name(name)
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.d_model)
-    writer.add_block_count(2)
+    writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.d_ff)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
+    words = bpe("llama-bpe", specials_first=True)
+    fillers = [f"<{n}>" for n in range(len(words.tokens), shape.n_vocab)]
+    types = words.types + [NORMAL] * len(fillers)
+    write_vocabulary(writer, replace(words, tokens=words.tokens + fillers, types=types))
 
 
 def _info(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: Format) -> None:

@@ -28,8 +28,8 @@ def array(plane: Plane) -> np.ndarray:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     tensors = [
-        Tensor(PLANES[:2], lambda: [array(p) for p in PLANES[:2]]),
-        Tensor(PLANES[2:], lambda: [array(PLANES[2])]),
+        Tensor(PLANES[:2], lambda: [array(p) for p in PLANES[:2]], lambda: (None, None)),
+        Tensor(PLANES[2:], lambda: [array(PLANES[2])], lambda: (None,)),
     ]
     path = tmp_path / WEIGHTS
     write_weights(path, tensors, lambda n: None)

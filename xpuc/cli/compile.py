@@ -105,6 +105,13 @@ if TYPE_CHECKING:
     help="Folder of tuned records. Default: that of xpuc tune, ~/.config/xpuc/tune_db.",
 )
 @click.option("--untuned", is_flag=True, help="Use no tuned records, shipped ones neither.")
+@click.option(
+    "--synthetic",
+    type=int,
+    metavar="SEED",
+    help="Leave the weights out: a load makes some up from this seed. For measuring a model's speed"
+    " where its weights are not at hand; the answers mean nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: Path, out: Path | None, dump_ir: Path | None, as_json: bool, **options: Any
@@ -165,7 +172,7 @@ def _table(compiled: Compiled) -> list[str]:
         ("artifact", f"{compiled.path} ({quantities.size(n_bytes['artifact'])})"),
         ("model", f"{facts['name']} ({facts['arch']}, {facts['context']:,} tokens, for {cpu})"),
         ("weights", f"{quantities.size(packed)}, {quantities.ratio(packed, source)} of the "
-                    f"{quantities.size(source)} of tensors in the checkpoint"),
+                    f"{quantities.size(source)} of tensors in the checkpoint{_made_up(compiled)}"),
         ("library", quantities.size(n_bytes["library"])),
         ("entries", ", ".join(facts["entry_points"])),
         ("kernels", _kernels(facts["operations"], facts["records_ignored"])),
@@ -173,6 +180,11 @@ def _table(compiled: Compiled) -> list[str]:
         ("seconds", ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())),
     ]  # fmt: skip
     return quantities.columns(rows)
+
+
+def _made_up(compiled: Compiled) -> str:
+    synthetic = compiled.manifest.synthetic
+    return "" if synthetic is None else f"; not in it: {synthetic}"
 
 
 def _kernels(operations: list[dict[str, Any]], ignored: dict[str, int]) -> str:

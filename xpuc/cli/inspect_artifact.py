@@ -81,6 +81,8 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "source",
         f"{source['file']}, {quantities.size(source['bytes'])}, xxh3 {source['xxh3_128']}",
     )
+    if synthetic := manifest["synthetic"]:
+        yield "weights", f"synthetic (seed {synthetic['seed']}), made up at load: no answers"
     yield (
         "made by",
         f"xpuc {manifest['xpuc_version']}, tvm {manifest['tvm_version']}, "

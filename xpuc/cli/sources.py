@@ -32,9 +32,19 @@ def require(path: Path, what: str = "MODEL or ARTIFACT") -> Path:
 
 
 def artifact(path: Path, ctx: int | None = None) -> Path:
-    """The artifact at `path`, or the one compiled from the checkpoint there for `ctx` tokens."""
+    """The artifact at `path`, or the one compiled from the checkpoint there for `ctx` tokens.
+
+    One with synthetic weights is said to be so.
+    """
     require(path)
-    return path if is_artifact(path) else _cached(path, ctx)
+    if not is_artifact(path):
+        return _cached(path, ctx)
+    from xpuc.artifact import read_manifest
+
+    synthetic = read_manifest(path).synthetic
+    if synthetic is not None:
+        click.echo(f"note: {path} has {synthetic}: what it answers means nothing", err=True)
+    return path
 
 
 def cache_dir() -> Path:
