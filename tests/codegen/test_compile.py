@@ -133,7 +133,7 @@ def test_what_is_no_artifact_is_not_overwritten(kind, tmp_path):
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("a bug"), KeyboardInterrupt()], ids=type)
-@pytest.mark.parametrize("phase", ["lower", "pack", "write"])
+@pytest.mark.parametrize("phase", ["lower", "weights", "write"])
 def test_a_failure_leaves_nothing_behind(
     failure, phase, checkpoint, tmp_path, without_llvm, monkeypatch
 ):
