@@ -1,7 +1,7 @@
 """A step planned before the one before it is read: the same sequences, each one token on.
 
 Their tokens to come are placeholders then. A step ahead decides nothing that the result it does not
-know could change, and takes from nobody: no one waits, comes in, yields or shares a block.
+know could change, and takes from nobody: no one could come in, yields or shares a block.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def follows(scheduler: Scheduler, plan: Plan) -> bool:
     """Whether the step after `plan` is to be the same sequences' next tokens, which have blocks
     then. Those that they were given if it is not are those they get next anyway."""
     running = scheduler.running
-    if scheduler.waiting or scheduler.preempted or scheduler.drafter is not None:
+    may_come_in = len(running) < scheduler.max_running
+    if may_come_in and (scheduler.waiting or scheduler.preempted):
         return False
-    if len(plan.spans) != len(running):
+    if scheduler.drafter is not None or len(plan.spans) != len(running):
         return False
     for span, sequence in zip(plan.spans, running, strict=True):
         if span.sequence is not sequence or span.count != 1 or sequence.n_pending != 1:

@@ -312,7 +312,6 @@ class StepEngine:
         return (
             self.modes.pipelined.is_on
             and step.tail != "logits"
-            and not self._backlog
             and all(each.goes_on_plainly for each in step.generations)
         )
 

@@ -131,6 +131,20 @@ def test_a_newcomer_waits_for_the_step_that_is_queued_and_no_other() -> None:
     assert sum(record.n_ahead for record in records[-10:]) > 5, "then it goes on as before"
 
 
+def test_those_who_wait_for_a_full_batch_hold_up_no_step() -> None:
+    """They come in when one ends: in the next step if that was known, else in the one after it."""
+    records: list[StepRecord] = []
+    engine = engine_of(max_batch=2, buckets=(1, 2), records=records)
+    requests = [engine.add_request(p, **GREEDY, max_tokens=20) for p in PROMPTS]
+    results = served(engine)
+    for prompt, request in zip(PROMPTS, requests, strict=True):
+        assert results[request.id].ids == plain(prompt, **GREEDY, max_tokens=20).ids
+    assert [record.n_queue for record in records[:19]] == [1] * 19
+    assert sum(record.n_ahead for record in records[:19]) > 15
+    assert [record.step for record in records if record.n_admitted] == [1, 21]
+    assert n_dropped(engine) == 0
+
+
 def test_a_cancelled_request_leaves_its_row_and_its_blocks() -> None:
     engine = engine_of(n_blocks=16)
     first, second = (engine.add_request(p, **GREEDY, max_tokens=30) for p in PROMPTS[:2])
