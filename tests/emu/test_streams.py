@@ -127,6 +127,7 @@ FORBIDDEN = {
     "allocating": lambda stream, x: Memory(4),
     "freeing": lambda stream, x: x.free(),
     "waiting": lambda stream, x: raw.synchronize(stream),
+    "waiting for the default stream": lambda stream, x: raw.call("cudaStreamSynchronize", None),
     "the default stream": lambda stream, x: Module(ADD).launch("add", 1, 1, x, x),
 }
 

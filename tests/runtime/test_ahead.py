@@ -73,7 +73,7 @@ def test_a_step_is_queued_while_the_one_before_it_is_not_read(modes: Modes, n: i
 def test_an_end_of_text_drops_what_is_queued_after_it() -> None:
     """Token 0 ends a text; the answer's length is the model's own."""
     ends = 0
-    for first in range(1, 20):
+    for first in range(1, 12):
         engine = engine_of(codec=True)
         found = engine.generate([first, 3], **GREEDY, max_tokens=60)
         assert found.ids == plain([first, 3], codec=True, **GREEDY, max_tokens=60).ids
@@ -252,6 +252,7 @@ def test_steps_ahead_teach_no_durations() -> None:
     assert engine.scheduler.chunks.cost.n_steps == 2, "the prompt, and the first step after it"
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(1, 25), st.integers(0, 6), st.booleans()),

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from fake_model import FakeModel
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuc.runtime.batch import Batch, balanced
@@ -215,6 +215,7 @@ def test_padded_work_stays_within_what_the_compiler_planned_for() -> None:
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 60), st.booleans()), max_size=12),
     st.booleans(),
 )
+@settings(max_examples=40)
 def test_what_changed_is_all_that_a_copy_needs(
     steps: list[tuple[int, int, bool]], is_replayed: bool
 ) -> None:

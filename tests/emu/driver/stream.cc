@@ -54,6 +54,18 @@ void append(Stream& stream, Operation operation) {
   if (eager()) run(stream, stream.submitted);
 }
 
+// Whether a blocking stream is being captured, for which the default stream would wait.
+bool spoils_capture(const char* what) {
+  bool spoils = false;
+  for (auto& stream : streams) {
+    if (!stream->capture || !stream->blocking) continue;
+    stream->capture_valid = false;
+    set_last_error(what);
+    spoils = true;
+  }
+  return spoils;
+}
+
 Operation run_first(Stream& other) {
   return [&other, upto = other.submitted] {
     run(other, upto);
@@ -90,12 +102,10 @@ Status submit(Stream& stream, Operation operation) {
     return kSuccess;
   }
   if (&stream == &default_stream) {
+    if (spoils_capture("work was submitted to the default stream during a capture")) {
+      return kCaptureUnsupported;
+    }
     for (auto& other : streams) {
-      if (other->capture && other->blocking) {  // the default stream would wait for it
-        other->capture_valid = false;
-        set_last_error("work was submitted to the default stream during a capture");
-        return kCaptureUnsupported;
-      }
       if (other->blocking && other->done < other->submitted) append(stream, run_first(*other));
     }
   } else if (stream.blocking && default_stream.done < default_stream.submitted) {
@@ -109,6 +119,10 @@ Status wait(Stream& stream) {
   if (stream.capture) {
     stream.capture_valid = false;
     set_last_error("a stream that is being captured was waited for");
+    return kCaptureUnsupported;
+  }
+  if (&stream == &default_stream &&
+      spoils_capture("the default stream was waited for during a capture")) {
     return kCaptureUnsupported;
   }
   run(stream, stream.submitted);
