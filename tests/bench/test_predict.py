@@ -40,13 +40,16 @@ def test_the_longest_part_bounds_a_call(
 def test_a_step_is_the_sum_of_its_calls() -> None:
     matrix = Predicted("linear", 3, 100, 1, 8.0, 1.0)
     norm = Predicted("block_norm", 2, 0, 2, 0.0, 0.0)
-    step = PredictedStep("H200", 4, {each.name: each for each in (matrix, norm)})
+    step = PredictedStep("H200", 4, 3, {each.name: each for each in (matrix, norm)})
     assert step.us == 3 * (8 + LAUNCH_US) + 2 * 2 * LAUNCH_US
     assert step.tok_s == pytest.approx(4e6 / step.us)
     assert step.launches == 7
     assert step.bound == "bandwidth"
     assert step.bounds_us["launch"] == 4 * LAUNCH_US
+    assert step.layer_launches == 2
     said = "\n".join(step.lines())
+    assert "7 launches (2 a layer)" in said
+    assert "bandwidth 8.0, issue 1.0, launch 2.0 (100 bytes, 1 launch)" in said
     assert "predicted for H200, not measured" in said
     assert f"{REACHED:.0%} of the bandwidth" in said
 

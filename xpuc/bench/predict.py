@@ -60,14 +60,18 @@ class Predicted:
         return self.launches * LAUNCH_US + max(self.memory_us, self.issue_us)
 
     @property
-    def bound(self) -> str:
-        """The largest part of it: bandwidth, issue or launch."""
-        parts = {
+    def parts_us(self) -> dict[str, float]:
+        """What it waits for; of bandwidth and issue the longer hides the other."""
+        return {
             "bandwidth": self.memory_us,
             "issue": self.issue_us,
             "launch": self.launches * LAUNCH_US,
         }
-        return max(parts, key=lambda part: parts[part])
+
+    @property
+    def bound(self) -> str:
+        """The largest part of it: bandwidth, issue or launch."""
+        return max(self.parts_us, key=lambda part: self.parts_us[part])
 
     def as_json(self) -> dict[str, Any]:
         """For machines, rounded; of one call."""
@@ -79,15 +83,17 @@ class Predicted:
 
     def __str__(self) -> str:
         launches = f"{self.launches} launch" + "es" * (self.launches != 1)
-        return f"{self.us:,.1f} us a call, {self.bound} ({self.n_bytes:,} bytes, {launches})"
+        parts = ", ".join(f"{part} {us:,.1f}" for part, us in self.parts_us.items())
+        return f"{self.us:,.1f} us a call: {parts} ({self.n_bytes:,} bytes, {launches})"
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step of `rows` rows on a GPU."""
+    """A step of `rows` rows of a model of `layers` layers on a GPU."""
 
     gpu: str
     rows: int
+    layers: int
     operations: Mapping[str, Predicted]
 
     @property
@@ -112,6 +118,11 @@ class PredictedStep:
         return sum(each.uses * each.launches for each in self.operations.values())
 
     @property
+    def layer_launches(self) -> int:
+        """Of a layer, without the few of a step that are of none."""
+        return self.launches // self.layers
+
+    @property
     def tok_s(self) -> float:
         return 1e6 * self.rows / self.us
 
@@ -119,7 +130,8 @@ class PredictedStep:
         """For machines, rounded."""
         return {
             "gpu": self.gpu, "step_us": round(self.us, 1), "tok_s": round(self.tok_s, 1),
-            "launches": self.launches, "bound": self.bound,
+            "launches": self.launches, "layers": self.layers,
+            "layer_launches": self.layer_launches, "bound": self.bound,
             "bounds_us": {name: round(us, 1) for name, us in self.bounds_us.items()},
             "operations": {name: each.as_json() for name, each in self.operations.items()},
             "assumed": {"launch_us": LAUNCH_US, "bandwidth_reached": REACHED},
@@ -129,7 +141,8 @@ class PredictedStep:
         """For people."""
         yield (
             f"predicted for {self.gpu}, not measured: {self.us:,.0f} us a step,"
-            f" {self.tok_s:,.0f} tok/s, {self.launches} launches, mostly {self.bound}"
+            f" {self.tok_s:,.0f} tok/s, {self.launches} launches"
+            f" ({self.layer_launches} a layer), mostly {self.bound}"
         )
         for each in self.operations.values():
             yield f"  {each.name}: {each}"
@@ -144,7 +157,8 @@ def predict(
     """The step of these operations of a manifest: `rows` rows of one sequence after `depth`."""
     own = [o for o in operations if entry in o["uses"]]
     found = {o["name"]: _operation(o, entry, rows, depth, GPUS[gpu]) for o in own}
-    return PredictedStep(gpu, rows, found)
+    layers = sum(int(o["uses"][entry]) for o in own if o["op"] == "attention")
+    return PredictedStep(gpu, rows, max(1, layers), found)
 
 
 def _operation(
