@@ -163,7 +163,8 @@ class Batch:
         self._decode = Rows(arrays[: len(decode)])
         self._others = Rows(arrays[len(decode) : -n_groups])
         self._groups = [Places(sizes.block_tokens, table) for table in arrays[-n_groups:]]
-        self._keep_views()
+        if not sizes.is_replayed:
+            self._keep_views()
         self._count = np.arange(max(sizes.max_context, n_rows), dtype=np.int32)
         self.n_rows = self.n_work = 0
         self._rows = self._decode  # of the step at hand
@@ -223,7 +224,7 @@ class Batch:
             self._fill_others(spans, every_row)
 
     def _keep_views(self) -> None:
-        """So that decoding makes none."""
+        """So that decoding makes none, where each is a tensor of its own to the model."""
         for whole in (*self._decode, *(group.table for group in self._groups)):
             whole.keep(min(len(whole.all), self._max_bucket * self._n_segments))
 

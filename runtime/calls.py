@@ -16,6 +16,7 @@ import tvm_ffi
 
 from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.kv_pool import pages
 
 See = Callable[[str, Any, bool, Any, tuple[Any, ...]], None]
 
@@ -77,12 +78,12 @@ class HostRunner:
 
     graph_refusal = None
 
-    def __init__(self, calls: Calls, results: Callable[..., npt.NDArray[Any]]) -> None:
+    def __init__(self, calls: Calls) -> None:
         n = calls.max_out_rows
         self._calls = calls
         self._results: dict[Tail, _Result] = {
-            "greedy": _Result(results((n,), "int32")),
-            "logits": _Result(results((n, calls.n_vocab), "float32")),
+            "greedy": _Result(pages((n,), "int32")),
+            "logits": _Result(pages((n, calls.n_vocab), "float32")),
         }
         # Of the views of the batch: by id, as a tensor keeps its view.
         self._batch: Batch | None = None

@@ -139,7 +139,7 @@ def runner_of(place: Place, calls: Calls, *, graphs: bool) -> Runner:
     """Who makes the calls of a model that lies there."""
     if isinstance(place, Gpu):
         return GpuRunner(calls, place, graphs=graphs)
-    return HostRunner(calls, pages)
+    return HostRunner(calls)
 
 
 def load_model(
