@@ -266,13 +266,16 @@ def test_timings_add_up() -> None:
     assert timings.prompt_tokens_per_s == pytest.approx(3000 / timings.prompt_ms)
 
 
-def test_warming_up_leaves_nothing_behind() -> None:
-    engine = engine_of()
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_warming_up_leaves_nothing_behind(is_replayed: bool) -> None:
+    """Of decode calls that are replayed the first is plain, the second captured: neither is told
+    the cost model."""
+    engine = engine_of(is_replayed=is_replayed)
     assert isinstance(engine.model, FakeModel)
     engine.warm_up(12)
-    assert engine.model.calls == [
-        (kind, n, "greedy") for kind, n in (("decode", 1), ("prefill", 12), ("decode", 1))
-    ]
+    asked = [("decode", 1), ("prefill", 12), *[("decode", 1)] * (1 + is_replayed)]
+    assert engine.model.calls == [(kind, n, "greedy") for kind, n in asked]
+    assert engine.scheduler.chunks.cost.n_steps == 2
     assert engine.kv.n_used == 0
     ids = engine.generate([1, 2, 3], temperature=0, max_tokens=9).ids
     assert ids == alone([1, 2, 3], temperature=0, max_tokens=9).ids
