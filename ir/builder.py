@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from tvm import relax, tirx
 
-from xpuc.artifact import KV_GROUP, Sampling, pool_arrays
+from xpuc.artifact import KV_GROUP, SAMPLING_WORDS, pool_arrays
 from xpuc.errors import FileError, UnsupportedError
 from xpuc.ir import ops
 from xpuc.ir.formats import format_of, row_bytes
@@ -165,7 +165,7 @@ class Graph:
     def sampling(self) -> Var:
         """The index input of that name, the last one: a row for each whose logits are wanted."""
         rows = self.inputs["tokens" if self.every_row else "out_rows"].ty.shape[0]
-        self.inputs["sampling"] = relax.Var("sampling", ops.tensor((rows, Sampling.WORDS), "int32"))
+        self.inputs["sampling"] = relax.Var("sampling", ops.tensor((rows, SAMPLING_WORDS), "int32"))
         return self.inputs["sampling"]
 
     def function(self, name: str, body: Callable[[], Var]) -> relax.Function:

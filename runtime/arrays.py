@@ -1,6 +1,7 @@
 """The index arrays of a step, all in one block of memory, so that few copies send them to a device.
 
-    rows      tokens, positions, and for each group of layers its slots: what every step changes
+    rows      tokens, positions, for each group of layers its slots, and how results are sampled:
+              what every step changes
     tiling    tiles, out_rows, work: what changes when a sequence enters another segment
     tables    for each group of layers its block table
 
@@ -18,6 +19,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 import numpy.typing as npt
 
+from xpuc.artifact import SAMPLING_WORDS
 from xpuc.runtime.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
@@ -29,11 +31,12 @@ class Leading:
     """An array of zeros and its leading parts, each made once.
 
     start  where it lies in its block, in bytes
+    flat   its memory
     """
 
     def __init__(self, whole: Ints, start: int) -> None:
         self.all, self.start = whole, start
-        self._flat = whole.reshape(-1).data
+        self.flat = whole.reshape(-1).data
         self._views: dict[int, Ints] = {}
 
     @property
@@ -56,7 +59,7 @@ class Leading:
     def write(self, values: Iterable[int]) -> None:
         """Begin with these values."""
         numbers = array("i", values)
-        self._flat[: len(numbers)] = numbers
+        self.flat[: len(numbers)] = numbers
 
     def end(self, n: int) -> int:
         """Where its first `n` entries end in its block, in bytes."""
@@ -72,20 +75,21 @@ class Rows:
     """
 
     def __init__(self, arrays: Many[Leading]) -> None:
-        self.tokens, self.positions, *slots, self.tiles, self.out_rows, self.work = arrays
+        self.tokens, self.positions, *slots, self.sampling = arrays[:-3]
         self.slots = tuple(slots)
+        self.tiles, self.out_rows, self.work = arrays[-3:]
         self.n_tiles = self.n_items = self.n_work = 0
         self.is_changed = True
 
     def __iter__(self) -> Iterator[Leading]:
-        return iter(
-            (self.tokens, self.positions, *self.slots, self.tiles, self.out_rows, self.work)
-        )
+        rows = (self.tokens, self.positions, *self.slots, self.sampling)
+        return iter((*rows, self.tiles, self.out_rows, self.work))
 
     @staticmethod
     def shapes(n: int, n_groups: int, n_tiles: int, n_work: int) -> list[tuple[int, ...]]:
         """Of its arrays, in order, for `n` rows."""
-        return [(n,)] * (2 + n_groups) + [(n_tiles, 4), (n,), (n_work, 4)]
+        rows = [(n,)] * (2 + n_groups) + [(n, SAMPLING_WORDS)]
+        return [*rows, (n_tiles, 4), (n,), (n_work, 4)]
 
     def changed(self, *, tokens: bool) -> Iterator[Range]:
         """What the step at hand has changed; `tokens` are left out where these are known."""

@@ -8,6 +8,10 @@ leading parts:
     work (w, 4)          (row_start, n_rows, seq, segment), a tile's segments of context, ascending
     out_rows (m,)        the rows whose result is wanted
 
+and where the step samples
+
+    sampling (m, 8)      how a token of each row of the result is chosen
+
 and for each group of layers
 
     slots (n,)           where the row's K/V is written
@@ -34,7 +38,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from xpuc.artifact import Tail
+from xpuc.artifact import Sampling, Tail
 from xpuc.runtime.arrays import Ints, Leading, Places, Range, Rows, block_of
 from xpuc.runtime.modes import Modes
 from xpuc.runtime.scheduler import Span
@@ -102,6 +106,11 @@ class StepModel(Sizes, Protocol):
         ...
 
     @property
+    def tails(self) -> Many[Tail]:
+        """What its steps may end in."""
+        ...
+
+    @property
     def modes(self) -> Modes:
         """How it may be decoded."""
         ...
@@ -122,7 +131,8 @@ class StepModel(Sizes, Protocol):
         """One step, K/V written in place; a view that holds until the next run.
 
         greedy: int32 (m,), the likeliest token of each of `out_rows` (the lowest id on a tie; -1
-        where a logit is not a number); logits: float32 (m, n_vocab).
+        where a logit is not a number); sampled: int32 (m,), tokens chosen as `Batch.sample` was
+        told, -1 as artifact.Sampling says; logits: float32 (m, n_vocab).
         """
         ...
 
@@ -194,6 +204,16 @@ class Batch:
             (rows.work, self.n_work), (group.table, n_tables), (rows.out_rows, self._n_out),
             *(each for s, g in further for each in ((s, n), (g.table, n_tables))),
         )  # fmt: skip
+
+    @property
+    def sampling(self) -> tuple[Leading, int]:
+        """How a token of each row of the result is chosen, which a call that samples takes after
+        `arrays`."""
+        return self._rows.sampling, self._n_out if self.kind == "prefill" else self.n_rows
+
+    def sample(self, place: int, sampling: Sampling, u: float) -> None:
+        """Say how the token of a row of the result is chosen; of padded rows it does not matter."""
+        sampling.write(self._rows.sampling.flat, place, u)
 
     @property
     def views(self) -> tuple[Ints, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from xpuc.artifact import Tail
 from xpuc.runtime.grammar import GrammarState, Vocabulary
 from xpuc.runtime.logprobs import TokenLogprob, token_logprob
 from xpuc.runtime.sampler import DAMAGED, Chain, DeadEndError, LogitsError
@@ -160,23 +161,22 @@ class Generation:
         return self._ends if not self._may_stop else self._always_banned
 
     @property
-    def needs_logits(self) -> bool:
-        """Whether the next token takes more than the likeliest id."""
-        return (
-            self.chain.needs_logits
-            or self.params.logprobs is not None
-            or self._grammar is not None
-            or bool(self.banned)
-        )
+    def tail(self) -> Tail:
+        """What a step has to give at least for its next token to be chosen."""
+        if self.params.logprobs is not None or self._grammar is not None or self.banned:
+            return "logits"
+        if self.chain.tail == "sampled" and self.forks and not self.sequence.n_generated:
+            return "logits"  # each of its completions draws a token of its own
+        return self.chain.tail
 
     @property
     def goes_on_plainly(self) -> bool:
-        """Whether its next token is the likeliest and, unless it says so itself, not its last; of
+        """Whether its next token takes no logits and is, unless it says so itself, not its last; of
         a request whose completions have all begun."""
         sequence = self.sequence
         n = sequence.n_generated
         return (
-            not self.needs_logits
+            self.tail != "logits"
             and n + 1 != self.params.max_tokens
             and len(sequence.tokens) + 1 < self._max_context
             and (n > 0 or not self.forks)
@@ -186,15 +186,17 @@ class Generation:
         for each in self.completions:
             each._times.begin()
 
-    def choose(self, row: Any, *, greedy: bool) -> tuple[int, TokenLogprob | None]:
+    def choose(self, row: Any, tail: Tail) -> tuple[int, TokenLogprob | None]:
         """The next token and, if wanted, its log probability; `accept` takes it in.
 
-        row: the model's logits (n_vocab,) float32 or, `greedy`, the likeliest id, negative if the
-        logits are no numbers. SamplingError, which names the position, if there is none.
+        row: what a step with this tail gives: the model's logits (n_vocab,) float32, or an id,
+        negative if the logits are no numbers. SamplingError, which names the position, if there is
+        none.
         """
-        if greedy:
+        if tail != "logits":
             if row < 0:
                 raise self._unfit("none is the largest")
+            self.chain.drawn()
             return int(row), None
         n_top = self.params.logprobs
         allowed = None if self._grammar is None else self._grammar.allowed

@@ -94,7 +94,8 @@ class GpuRunner:
             result = self._gpu.view(self._ids, (n_written,), "int32", 0)
 
         def arguments() -> list[Any]:
-            index = [mirror.tensor(whole, n) for whole, n in batch.arrays]
+            arrays = (*batch.arrays, batch.sampling) if tail == "sampled" else batch.arrays
+            index = [mirror.tensor(whole, n) for whole, n in arrays]
             return [*index, result, self._calls.operands]
 
         entry = (batch.n_rows if is_decode else 0, tail)

@@ -64,6 +64,7 @@ class Model:
         self.max_chunk = manifest.max_chunk
         self.max_batch = manifest.max_batch
         self.max_out_rows = manifest.max_out_rows
+        self.tails = tuple(dict.fromkeys(e.tail for e in manifest.entry_points))
         self.buckets = tuple(
             sorted(
                 e.rows for e in manifest.entry_points if e.kind == "decode" and e.tail == "logits"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xpuc.artifact import EntryPoint, Manifest
 
-_ENDS = ("embed", "argmax", "head_argmax")  # operations that take ids and give them
+_ENDS = ("embed", "argmax", "head_argmax", "sample")  # operations that take ids and give them
 _WHEN_ON = {
     "pipelined": "the ids of a step are on the device where the next one begins",
     "replayed": "as CUDA graphs, captured when a shape of call comes again",

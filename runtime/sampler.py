@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xpuc.artifact import Sampling, Tail
 from xpuc.errors import XpucError
 from xpuc.runtime.candidates import Candidates, Floats, Mask
+from xpuc.runtime.device_sampler import COLDEST, GREEDY, Randoms, sampling_of
 from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
 from xpuc.runtime.sampling_params import SamplingParams
 
 DAMAGED = "compare the artifact's files (xpuc inspect --verify), or compile with --activations f32"
-_COLDEST = 1e-8  # finer than float32 logits; anything lower would overflow
 
 
 class SamplingError(XpucError):
@@ -41,7 +42,7 @@ class Draw:
 
     params: SamplingParams
     tokens: Sequence[int]
-    random: np.random.Generator
+    random: Randoms
     breakers: Breakers
 
 
@@ -147,7 +148,7 @@ def temperature(candidates: Candidates, draw: Draw) -> None:
     divisor = _temperature_of(candidates, draw.params)
     is_sorted = candidates.is_sorted
     logits = candidates.writable()
-    logits /= np.float32(max(divisor, _COLDEST))
+    logits /= np.float32(max(divisor, COLDEST))
     candidates.is_sorted = is_sorted
 
 
@@ -205,7 +206,11 @@ SAMPLERS: tuple[Sampler, ...] = (
 
 
 class Chain:
-    """The samplers of one request and its random numbers: the same alone or in a batch."""
+    """The samplers of one request and its random numbers: the same alone or in a batch.
+
+    tail      what a step has to give at least for a token of it to be chosen
+    sampling  what a device is told that chooses one; None where it cannot
+    """
 
     def __init__(
         self, params: SamplingParams, *, seed: int = 0, breakers: Breakers | None = None
@@ -214,16 +219,31 @@ class Chain:
         self.params = params
         self._members = tuple(by_name[name] for name in params.order)
         self._active = tuple(member for member in self._members if member.is_active(params))
-        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._random = Randoms(seed)
         self._breakers = breakers or {}
         self.is_argmax = params.is_greedy and all(each.keeps_likeliest for each in self._active)
-        self.needs_logits = not self.is_argmax or bool(params.logit_bias)
+        self.tail: Tail = "logits"
+        self.sampling: Sampling | None = None
+        if self.is_argmax and not params.logit_bias:
+            self.tail, self.sampling = "greedy", GREEDY
+        elif sampling := sampling_of(params, [each.name for each in self._active]):
+            self.tail, self.sampling = "sampled", sampling
 
     def describe(self) -> str:
         """One line: every member in order, `?` before those that are switched off."""
         bias = "logit-bias" if self.params.logit_bias else "?logit-bias"
         names = [("" if each in self._active else "?") + each.label for each in self._members]
         return " -> ".join(["logits", bias, *names, "?dist" if self.params.is_greedy else "dist"])
+
+    def ahead(self, n: int) -> float:
+        """The random number that a device draws a token with, the one after `n` others; any for
+        one that is not drawn."""
+        return 0.0 if self.is_argmax else self._random.ahead(n)
+
+    def drawn(self) -> None:
+        """A device has chosen a token."""
+        if not self.is_argmax:
+            self._random.random()
 
     def sample(
         self,

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Self
 
 from xpuc.artifact import Tail
-from xpuc.runtime.batch import Batch, StepModel, Ticket
+from xpuc.runtime.batch import Batch, StepModel
 from xpuc.runtime.blocks import BlockPool
 from xpuc.runtime.chunks import BUDGET_MS, ChunkPolicy
 from xpuc.runtime.generation import Chunk, Codec, Generation, Result
@@ -34,27 +34,12 @@ from xpuc.runtime.sampling_params import SamplingParams, from_options
 from xpuc.runtime.scheduler import QUEUE_BOUND, Plan, Scheduler, Span
 from xpuc.runtime.sequence import Request, Sequence
 from xpuc.runtime.speculation import Drafter, Speculation
+from xpuc.runtime.step import Step, tail_of
 
 log = logging.getLogger(__name__)
 
 
 _UNKNOWN = -1  # stands for a token that is still to be chosen
-
-
-@dataclass(slots=True)
-class Step:
-    """A plan on its way: whose spans it has, whose result is wanted, what the model gives, and if
-    it is queued its ticket.
-
-    What a queued step has written for sequences that have ended meanwhile is nobody's: their blocks
-    are written again, by whoever has them next, after it.
-    """
-
-    plan: Plan
-    generations: list[Generation]
-    wanted: list[tuple[Generation, Span]]
-    tail: Tail
-    ticket: Ticket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +246,9 @@ class StepEngine:
         generations = [self._live[span.sequence.request.id] for span in plan.spans]
         pairs = zip(generations, plan.spans, strict=True)
         wanted = [(each, span) for each, span in pairs if span.is_last]
-        greedy = not any(each.needs_logits for each, _ in wanted)
-        return Step(plan, generations, wanted, "greedy" if greedy else "logits")
+        return Step(
+            plan, generations, wanted, tail_of((each for each, _ in wanted), self.model.tails)
+        )
 
     def _carry_out(self, step: Step) -> None:
         """Run a step, or wait for one that is queued, and deliver what it gives."""
@@ -278,16 +264,16 @@ class StepEngine:
             return
         plan.record.model_ns = time.perf_counter_ns() - start
         results = iter(rows)  # no result wanted: one row, unused
-        greedy = step.tail == "greedy"
         for each, span in step.wanted:
             row = next(results)
             if each.id not in self._live:
                 plan.record.n_dropped += 1
                 continue
             for completion in self._fork(each):
-                self._choose(completion, row, greedy)
+                self._choose(completion, row, step.tail)
             if span.drafts:
-                self._verify(each, plan, span, list(islice(results, len(span.drafts))), greedy)
+                drafted = list(islice(results, len(span.drafts)))
+                self._verify(each, plan, span, drafted, step.tail)
         self.scheduler.end_step(plan)
 
     def _rows_of(self, step: Step) -> Any:
@@ -295,7 +281,7 @@ class StepEngine:
         if step.ticket is None:
             for copy in step.plan.copies:
                 self.model.copy_block(*copy)
-            self._batch.fill(step.plan.spans)
+            step.describe(self._batch)
             if not self._may_be_followed(step):
                 rows = self.model.run(self._batch, tail=step.tail)
                 self.scheduler.complete(step.plan)
@@ -324,7 +310,7 @@ class StepEngine:
             if plan is None:
                 return None
             ahead = self._step(plan)
-            self._batch.fill(plan.spans)
+            ahead.describe(self._batch, n_unknown=1)
             ahead.ticket = self.model.submit(self._batch, tail=ahead.tail, follows=step.ticket)
             return ahead
         finally:
@@ -348,12 +334,12 @@ class StepEngine:
             self.scheduler.fork(generation.sequence, fork.sequence)
         return generation.completions
 
-    def _choose(self, generation: Generation, row: Any, greedy: bool) -> None:
+    def _choose(self, generation: Generation, row: Any, tail: Tail) -> None:
         """Its next token; nothing if another completion's failure has ended it just now."""
         if generation.id not in self._live:
             return
         try:
-            id_, logprob = generation.choose(row, greedy=greedy)
+            id_, logprob = generation.choose(row, tail)
         except SamplingError as error:
             self._fail(generation, error.message, error.hint)
             return
@@ -362,7 +348,7 @@ class StepEngine:
             self._fail(generation, generation.error, generation.hint)
 
     def _verify(
-        self, generation: Generation, plan: Plan, span: Span, rows: list[Any], greedy: bool
+        self, generation: Generation, plan: Plan, span: Span, rows: list[Any], tail: Tail
     ) -> None:
         """Go on with the results of the drafts, as long as these are what was chosen."""
         tokens = generation.sequence.tokens
@@ -370,7 +356,7 @@ class StepEngine:
             if generation.id not in self._live or tokens[-1] != draft:
                 return
             self.scheduler.accept(plan, span)
-            self._choose(generation, row, greedy)
+            self._choose(generation, row, tail)
 
     def _fail(self, generation: Generation, error: str, hint: str | None = None) -> None:
         """All of its request that has not ended ends with `error`."""

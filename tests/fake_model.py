@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from draws import draw, options_of
 
 from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch, Ticket
@@ -48,6 +49,7 @@ class FakeModel:
         self.tile_rows: int = sizes.pop("tile_rows", 4)
         self.segment_tokens: int = sizes.pop("segment_tokens", 8)
         self.modes: Modes = sizes.pop("modes", MODES)
+        self.tails: tuple[Tail, ...] = sizes.pop("tails", ("logits", "greedy"))
         self.is_replayed: bool = sizes.pop("is_replayed", False)
         assert not sizes, sizes
         self.kv = tuple(FakeKv(n, self.block_tokens, self.settle) for n in self.n_blocks)
@@ -62,6 +64,7 @@ class FakeModel:
 
     def submit(self, batch: Batch, *, tail: Tail, follows: Ticket | None = None) -> Ticket:
         """Nothing is computed until somebody waits, as a device may do it."""
+        assert tail in self.tails
         step = Queued(batch, tail, follows, Ticket())
         self._check(step)
         self._queue.append(step)
@@ -105,6 +108,9 @@ class FakeModel:
                 logits[place] = np.nan
         if tail == "logits":
             return logits
+        if tail == "sampled":
+            pairs = zip(logits, batch.sampling, strict=False)  # without padded rows
+            return np.array([draw(row, options_of(how))[0] for row, how in pairs], np.int32)
         ids: npt.NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
         ids[np.isnan(logits).any(axis=1)] = -1
         return ids
@@ -196,6 +202,8 @@ class Queued:
         self.block_tables = tuple(each.copy() for each in batch.block_tables)
         self.out_rows = batch.out_rows.copy()
         self.views = batch.views
+        sampling, n = batch.sampling
+        self.sampling = sampling[n].copy()
 
 
 class FakeKv:

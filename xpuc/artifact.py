@@ -16,10 +16,11 @@ import dataclasses
 import json
 import math
 import shlex
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import xxhash
 
@@ -68,28 +69,39 @@ class EntryPoint:
     tail: Tail
 
 
-class Sampling:
-    """A row of the index input `sampling` of sampled entry points: how to choose a token of a row
-    of logits. `FIELDS` are (name, dtype, place in elements of that dtype).
+class Sampling(NamedTuple):
+    """How a sampled step chooses a token of a row of logits: with a random number u in [0, 1) a row
+    of its index input `sampling`.
 
-    u            float64 in [0, 1), a random number
-    top_p        float64; from 1 up: off
-    temperature  float32; 0: greedy, and of the other fields only `top_k` counts, which is to be 1
-    min_p        float32, the logarithm of it; -inf: off
-    top_k        int32 from 1 to `TOP_K`
+    top_p        from 1 up: off
+    temperature  0: greedy, and of the other fields only `top_k` counts, which is to be 1
+    min_p        the logarithm of it; -inf: off
+    top_k        from 1 to `TOP_K`
 
     The samplers run in the order top_k, top_p, min_p, temperature. A row gives -1 where a logit is
     NaN and, unless it is greedy, where the largest is infinite.
     """
 
-    WORDS = 8  # int32 of a row
-    FIELDS = (
-        ("u", "float64", 0),
-        ("top_p", "float64", 1),
-        ("temperature", "float32", 4),
-        ("min_p", "float32", 5),
-        ("top_k", "int32", 6),
-    )
+    top_p: float
+    temperature: float
+    min_p: float
+    top_k: int
+
+    def write(self, rows: memoryview, row: int, u: float) -> None:
+        """Into one of the rows."""
+        _SAMPLING_ROW.pack_into(rows, row * _SAMPLING_ROW.size, u, *self)
+
+
+# Of a row, in order: (name, dtype, place in elements of that dtype).
+SAMPLING_FIELDS = (
+    ("u", "float64", 0),
+    ("top_p", "float64", 1),
+    ("temperature", "float32", 4),
+    ("min_p", "float32", 5),
+    ("top_k", "int32", 6),
+)
+_SAMPLING_ROW = struct.Struct("=ddffi4x")
+SAMPLING_WORDS = _SAMPLING_ROW.size // 4  # int32 of a row
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from xpuc.artifact import TOP_K
-from xpuc.artifact import Sampling as Layout
+from xpuc.artifact import SAMPLING_FIELDS, SAMPLING_WORDS, TOP_K
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
 _GROUP = WARP
 _FIND_WARPS = 8
-_FIND_GROUPS = 8  # that a warp looks at
+_FIND_GROUPS = 4  # that a warp looks at
 _WARPS = 32
 _WIDTH = _WARPS * WARP  # threads that share a row
 _NAN = 0xFFFFFFFF  # the key of one; 0 is that of no logit at all
@@ -67,7 +66,7 @@ def sample(v: int) -> tirx.PrimFunc:
     def body() -> None:
         logits = tir.arg("logits", (rows, v), "float32")
         best = tir.arg("best", (rows, groups), "uint32")
-        sampling = tir.arg("sampling", (rows, Layout.WORDS), "int32")
+        sampling = tir.arg("sampling", (rows, SAMPLING_WORDS), "int32")
         ids = tir.arg("ids", (rows,), "int32")
         threads = tir.launch((rows,), _WARPS)
         row = threads.block[0]
@@ -272,12 +271,12 @@ class _Options:
     @staticmethod
     def read(sampling: Buffer, rows: Expr, row: Expr) -> _Options:
         words = {
-            "float64": tir.view(sampling, (rows, Layout.WORDS // 2), "float64"),
-            "float32": tir.view(sampling, (rows, Layout.WORDS), "float32"),
+            "float64": tir.view(sampling, (rows, SAMPLING_WORDS // 2), "float64"),
+            "float32": tir.view(sampling, (rows, SAMPLING_WORDS), "float32"),
             "int32": sampling,
         }
         return _Options(
-            *(tir.let(tir.load(words[dtype], (row, at))) for _, dtype, at in Layout.FIELDS)
+            *(tir.let(tir.load(words[dtype], (row, at))) for _, dtype, at in SAMPLING_FIELDS)
         )
 
 

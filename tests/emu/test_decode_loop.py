@@ -64,8 +64,11 @@ def test_graphs_give_the_bits_of_plain_calls(artifact: Path, n_texts: int) -> No
 PROMPTS = [ids[:n] for ids, n in zip(IDS, (12, 21), strict=True)]
 
 
+GREEDY = {"temperature": 0}
+
+
 def ids_of(engine: Engine, prompts: list[list[int]], **options: Any) -> list[list[int]]:
-    return [result.ids for result in engine.generate(prompts, temperature=0, **options)]
+    return [result.ids for result in engine.generate(prompts, **(GREEDY | options))]
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +88,13 @@ def pipelined(artifact: Path, request: pytest.FixtureRequest) -> Iterator[Engine
 
 
 @pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("how", [{}, {"seed": 1, "temperature": 1.5}], ids=["greedy", "sampled"])
 def test_steps_queued_ahead_give_the_ids_of_plain_ones(
-    plain: Engine, pipelined: Engine, n: int
+    plain: Engine, pipelined: Engine, how: dict[str, Any], n: int
 ) -> None:
-    expected = ids_of(plain, PROMPTS[:n], max_tokens=18)
+    expected = ids_of(plain, PROMPTS[:n], max_tokens=18, **how)
     before = fake_driver.graph_launches()
-    assert ids_of(pipelined, PROMPTS[:n], max_tokens=18) == expected
+    assert ids_of(pipelined, PROMPTS[:n], max_tokens=18, **how) == expected
     assert pipelined.scheduler.counters.sums["n_ahead"] == 16
     # Of 17 decode steps the first is plain, as it loads the kernels.
     n_graphs = 16 if pipelined.modes.graphs.is_on else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,44 @@ def test_blocks_of_a_gpu_are_copied_stored_and_found_again(
     with xpuc.load(artifact, store=tmp_path / "kv") as engine:
         assert engine.generate(prompt, **options).ids == alone.ids
         assert engine.scheduler.kv.counters.store_tokens == 48
+
+
+SAMPLED: list[dict[str, Any]] = [
+    {"seed": 3}, {"seed": 4, "temperature": 1.5, "top_k": 64, "top_p": 1.0, "min_p": 0.0},
+    {"seed": 0, "temperature": 0}, {"seed": 5, "top_k": 3, "n": 2},
+]  # fmt: skip
+
+
+def sampled(engine: Engine, *, together: bool) -> dict[int, list[list[int]]]:
+    """The ids of the answers to requests of SAMPLED."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for i, options in enumerate(SAMPLED):
+        engine.add_request(PROMPTS[0][i:], max_tokens=8, **options)
+        while engine.has_work and (not together or options is SAMPLED[-1]):
+            for event in engine.step():
+                if event.result is not None:
+                    place = event.request.params.seed or 0
+                    found.setdefault(place, {})[event.index] = event.result.ids
+    return {place: [ids for _, ids in sorted(each.items())] for place, each in found.items()}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_gpu_samples_what_the_host_would(together: bool, on_gpu: Callable[[str], Path]) -> None:
+    answers, launches = [], []
+    for on_host in (True, False):
+        # The same steps in both: a row's bits hang on how its prompt is cut and what runs with it.
+        alike = {"chunk_budget_ms": math.inf, "pipeline": not together}
+        with xpuc.load(on_gpu("llama"), **alike) as engine:
+            assert set(engine.model.tails) == {"logits", "greedy", "sampled"}
+            if on_host:
+                engine.model.tails = ("logits",)
+            kernel = f"sample_{engine.model.n_vocab}_kernel"
+            before = fake_driver.launches(kernel)
+            answers.append(sampled(engine, together=together))
+            launches.append(fake_driver.launches(kernel) - before)
+    assert answers[0] == answers[1]
+    assert launches[0] == 0
+    assert launches[1] >= 8
 
 
 @pytest.mark.model

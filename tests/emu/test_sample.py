@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from draws import GREEDY, draw, rows_of
 from emu.device import Out, build, call, run
 
-from xpuc.artifact import TOP_K, Sampling
+from xpuc.artifact import TOP_K
 from xpuc.runtime.sampler import Chain
 from xpuc.runtime.sampling_params import SamplingParams
 from xpuc.schedules.cuda.sample import group_best, groups_of, sample
 
-OFF = {"u": 0.5, "temperature": 1.0, "top_k": TOP_K, "top_p": 1.0, "min_p": 0.0}
-GREEDY = {"temperature": 0.0, "top_k": 1}
 EDGE = 1e-6  # a draw or a cut this close to a sum may be rounded to either side of it
-
-
-def rows_of(options: list[dict[str, Any]]) -> np.ndarray:
-    """Rows of `sampling`; what is not said is off."""
-    rows = np.full((len(options), Sampling.WORDS), -1, np.int32)
-    for row, given in zip(rows, options, strict=True):
-        values = OFF | given
-        values["min_p"] = math.log(values["min_p"]) if values["min_p"] else -math.inf
-        for name, dtype, at in Sampling.FIELDS:
-            row.view(dtype)[at] = values[name]
-    return rows
-
-
-def draw(logits: np.ndarray, given: dict[str, Any]) -> tuple[int, float]:
-    """(id, how near the decision was) by the definitions, in f64."""
-    o = OFF | given
-    order = np.lexsort((np.arange(len(logits)), -logits))[: o["top_k"]]
-    x = logits[order].astype(np.float64)
-    with np.errstate(under="ignore"):
-        reached = np.exp(x - x[0]).cumsum()
-    reached /= reached[-1]
-    kept = np.append(0.0, reached[:-1]) < o["top_p"] if o["top_p"] < 1 else np.ones(len(x), bool)
-    edges = [abs(reached - o["top_p"]).min()] if o["top_p"] < 1 else []
-    if o["min_p"]:
-        above = x - x[0] - math.log(o["min_p"])
-        kept &= above >= 0
-        edges.append(abs(above).min())
-    kept[0] = True
-    order, x = order[kept], x[kept]
-    reached = np.exp((x - x[0]) / o["temperature"]).cumsum()
-    reached /= reached[-1]
-    return int(order[(reached > o["u"]).argmax()]), min([*edges, abs(reached - o["u"]).min()])
 
 
 def sampled(logits: np.ndarray, options: list[dict[str, Any]]) -> list[int]:
@@ -81,8 +47,7 @@ def test_options_of_a_row_are_its_own(v: int) -> None:
         {"top_p": 0.4, "u": 0.7}, {"min_p": 0.3, "u": 0.8}, {"temperature": 5.0, "u": 0.6},
         {"top_k": 7, "top_p": 0.9, "min_p": 0.02, "temperature": 0.3, "u": 0.97},
     ]  # fmt: skip
-    want = [draw(row, OFF | o | {"temperature": o.get("temperature") or 1.0})[0]
-            for row, o in zip(logits, options, strict=True)]  # fmt: skip
+    want = [draw(row, o)[0] for row, o in zip(logits, options, strict=True)]
     assert sampled(logits, options) == want
     for row, o, id_ in zip(logits[-3:], options[-3:], want[-3:], strict=True):
         assert sampled(row[None], [o]) == [id_]

@@ -174,7 +174,7 @@ def test_greedy_obeys_penalties_and_bias() -> None:
     logits = np.array([3.0, 2.9, 0.0], np.float32)
     assert Chain(SamplingParams(temperature=0, presence_penalty=1.0)).sample(logits, [0]) == 1
     biased = Chain(SamplingParams(temperature=0, logit_bias={2: 5.0}))
-    assert biased.needs_logits
+    assert biased.tail == "logits"
     assert biased.sample(logits, []) == 2
     assert logits.tolist() == pytest.approx([3.0, 2.9, 0.0]), "the model's array was written to"
 

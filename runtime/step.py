@@ -1,0 +1,49 @@
+"""A plan on its way through the model: whom it is for, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from xpuc.artifact import Tail
+from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.generation import Generation
+from xpuc.runtime.plan import Plan, Span
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan, whose spans it has, whose result is wanted, what the model gives, and if it is queued
+    its ticket.
+
+    What a queued step has written for sequences that have ended meanwhile is nobody's: their blocks
+    are written again, by whoever has them next, after it.
+    """
+
+    plan: Plan
+    generations: list[Generation]
+    wanted: list[tuple[Generation, Span]]
+    tail: Tail
+    ticket: Ticket | None = None
+
+    def describe(self, batch: Batch, *, n_unknown: int = 0) -> None:
+        """Fill the batch; `n_unknown` tokens of each sequence are still to be chosen before those
+        that this step gives."""
+        batch.fill(self.plan.spans)
+        if self.tail != "sampled":
+            return
+        place = 0
+        for generation, span in self.wanted:
+            chain = generation.chain
+            assert chain.sampling is not None
+            for n in range(n_unknown, n_unknown + 1 + len(span.drafts)):
+                batch.sample(place, chain.sampling, chain.ahead(n))
+                place += 1
+
+
+def tail_of(generations: Iterable[Generation], tails: Collection[Tail]) -> Tail:
+    """The least that serves them all, of what a model has."""
+    needed: set[Tail] = {each.tail for each in generations}
+    if "logits" in needed or not needed <= set(tails):
+        return "logits"
+    return "sampled" if "sampled" in needed else "greedy"
