@@ -31,7 +31,7 @@ def check_versions(directory: Path, manifest: Manifest) -> None:
         raise ArtifactError(
             f"{directory}: needs apache-tvm-ffi {wanted}, none is installed", install
         ) from None
-    if _series(found) != _series(wanted):
+    if series(found) != series(wanted):
         raise ArtifactError(
             f"{directory}: compiled with apache-tvm-ffi {wanted}, installed is {found}",
             f"{install}, or {compile_again(directory)}",
@@ -104,5 +104,6 @@ def _compare(directory: Path, name: str, found: str, wanted: str) -> None:
         )
 
 
-def _series(text: str) -> tuple[int, ...]:
+def series(text: str) -> tuple[int, ...]:
+    """The part of a version within which the library's ABI stays: 0.1.14 of 0.1.14.post1."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])

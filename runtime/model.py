@@ -173,7 +173,7 @@ def load_model(
     n = n_sequences or manifest.max_batch
     # Read once, when the runtime library starts its thread pool.
     os.environ["TVM_NUM_THREADS"] = str(threads or default_threads())
-    _open_runtime(directory, manifest)
+    open_runtime(directory)
     place = place_of(manifest, directory)
     statement = memory.plan(manifest, n, context, rings=rings, free=place.free_bytes())
     modes = modes_of(manifest, graphs=graphs, pipeline=pipeline)
@@ -205,7 +205,7 @@ def _open_library(directory: Path, place: Place) -> Any:
     return vm
 
 
-def _open_runtime(directory: Path, manifest: Manifest) -> None:
+def open_runtime(directory: Path) -> None:
     """The TVM runtime the artifact carries, unless one is there (a compiler's, another artifact's).
 
     A second one in a process registers the same functions again, and that ends the process. So if
@@ -217,7 +217,7 @@ def _open_runtime(directory: Path, manifest: Manifest) -> None:
     path, tvm = directory / RUNTIME, importlib.util.find_spec("tvm")
     if tvm is not None and tvm.origin is not None:
         installed = Path(tvm.origin).parent / RUNTIME
-        if installed.is_file() and digest(installed) == manifest.files[RUNTIME]["xxh3_128"]:
+        if installed.is_file() and digest(installed) == digest(path):
             path = installed
     try:
         ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)

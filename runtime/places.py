@@ -139,7 +139,7 @@ def place_of(manifest: Manifest, directory: Path) -> Place:
             f" {gpu.capability}",
             f"compile it with --target 'cuda -arch=sm_{gpu.capability.replace('.', '')}'",
         )
-    _load(directory / CUDA_RUNTIME)
+    load_cuda(directory / CUDA_RUNTIME)
     return Gpu()
 
 
@@ -156,7 +156,7 @@ def runs_on(arch: str, capability: str) -> bool:
     return minor == int(code[2]) if code[3] else minor >= int(code[2])
 
 
-def _load(library: Path) -> None:
+def load_cuda(library: Path) -> None:
     """TVM's CUDA half, unless it is loaded; NVIDIA's libraries, which it is linked to, are."""
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
         return

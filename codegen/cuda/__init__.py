@@ -8,6 +8,7 @@ driver.py       TVM's CUDA half where there is no driver
 pipeline.py     TVM's lowering for both its dialects
 ptxas.py        what each kernel takes: registers, shared memory, spills
 room.py         registers before occupancy: what spills is compiled again
+sass.py         what it executes: its machine code, read by NVIDIA's disassembler
 
 The code for all architectures is one fatbin: the driver picks from it at load, and TVM's module
 hands it over as it is. The alternative, a cubin for each and a choice of ours at load, would be a

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import tvm
 from gpu_kernels import contraction, hopper_product, q4_0_mat_vec, rms_norm, tile_product
-from sass import Sass, disassemble
 from tvm import IRModule, relax
 
 from xpuc.codegen import build, cuda
 from xpuc.codegen.cuda import find, nvcc
 from xpuc.codegen.cuda.compiler import Compiler, Fatbin
+from xpuc.codegen.cuda.sass import Sass, disassemble
 from xpuc.codegen.kernels.activation import silu
 from xpuc.codegen.target import CompileTarget, resolve
 from xpuc.errors import XpucError

@@ -7,11 +7,11 @@ from dataclasses import replace
 import gpu_bounds
 import pytest
 from gpu_bounds import ARCHS, QUANTISED, Bound
-from sass import Sass, disassemble
 
 from xpuc.bench.predict import INSTRUCTIONS
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
+from xpuc.codegen.cuda.sass import Sass, disassemble
 
 # Instructions of the hot loop for each weight: those with no scale below that of a block, and the
 # K formats. A value of IQ4 is looked up by byte permutations, three for four weights.

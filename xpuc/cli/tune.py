@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
-from xpuc.errors import UnsupportedError, XpucError
+from xpuc.errors import RequestError, UnsupportedError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.tuning.results import Findings, TaskResult
     from xpuc.tuning.session import Status
     from xpuc.tuning.tasks import Subject
 
-_DEFAULT_MINUTES = 10.0
+DEFAULT_MINUTES = 10.0
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL|ARTIFACT")
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL|ARTIFACT", required=False)
 @click.option(
     "--target",
-    type=click.Choice(["llvm", "cuda"]),
     default="llvm",
     show_default=True,
-    help="What to tune for: llvm is the CPU; cuda is not built yet.",
+    metavar="TARGET",
+    help="What to tune for: llvm (the CPU), cuda, or 'cuda -arch=sm_90a'.",
 )
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
     metavar="M",
-    help=f"Stop after so many. Default: {_DEFAULT_MINUTES:.0f}, if --trials is not given.",
+    help=f"Stop after so many. Default: {DEFAULT_MINUTES:.0f}, if --trials is not given.",
 )
 @click.option(
     "--trials", type=click.IntRange(min=1), metavar="N", help="Stop after so many candidates."
@@ -79,20 +79,57 @@ _DEFAULT_MINUTES = 10.0
     metavar="FILE",
     help="Where the HTML report goes. Default: tune-report.html in the folder of the records.",
 )
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BUNDLE",
+    help="Of a GPU: compile the candidates into one file, for a machine without a compiler.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="BUNDLE",
+    help="Measure a bundle on the GPU of this machine; no MODEL.",
+)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Of --replay: what it finds. Default: BUNDLE with .jsonl in place of its suffix.",
+)
+@click.option(
+    "--import",
+    "imported",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="RESULTS",
+    help="Make records of what a replay has found; no MODEL.",
+)
+@click.option(
+    "--candidates",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of a GPU: how many of an operation are timed, besides what is in use.  [default: 6]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: Path, as_json: bool, **options: Any) -> None:
+def command(model: Path | None, as_json: bool, **options: Any) -> None:
     """Measure how a model's kernels run fastest on a machine.
 
     The machine is this one, or the boards of a tracker. What takes most of a step is tuned first.
     Candidates are checked, then timed beside what is in use; a record is kept if it is faster
     beyond the noise. Records take effect when the model is compiled next. Ctrl-C ends a session
     with all that is done; --resume goes on.
+
+    For a GPU candidates are compiled and judged by their code first. Where the GPU is on another
+    machine, --export makes a bundle of them here, --replay measures it there, and --import makes
+    records of the results here.
     """
-    if options["target"] != "llvm":
-        raise UnsupportedError(
-            f"--target {options['target']}: this version of xpuc tunes for the CPU only",
-            "leave --target out, or say --target llvm",
-        )
+    from xpuc.cli import tune_gpu
+
+    if tune_gpu.is_meant(model, options):
+        tune_gpu.run(model, options, as_json, _progress)
+        return
+    if model is None:
+        raise RequestError("xpuc tune: no MODEL or ARTIFACT", "give the path of one")
     if options["tracker"] and options["verify"]:
         options["verify"] = False  # the boards run the model, not this machine
     sources.require(model)
@@ -151,7 +188,7 @@ def _tuned(
     )
     found = subject(model, options["kernel"], Options(cpu=options["cpu"], db=folder))
     kind, cpu = found.target.facts.kind, found.target.facts.cpu
-    minutes = options["minutes"] or (None if options["trials"] else _DEFAULT_MINUTES)
+    minutes = options["minutes"] or (None if options["trials"] else DEFAULT_MINUTES)
     builder = Builder(scratch, max(1, os.cpu_count() or 1))
     session = Session(
         found, boards, builder, tune_db.load(kind, cpu, folder), folder,
@@ -199,6 +236,14 @@ class _Watch:
 
     def say(self, what: str) -> None:
         self._show(what, 0, 0)
+
+    def at(self, task: str, done: int, total: int) -> None:
+        """A task's candidates are compiled."""
+        self._show(task, done, total)
+
+    def trying(self, task: str, done: int, total: int, trials: int) -> None:
+        """A bundle's task is measured."""
+        self._show(f"{task}: {quantities.count(trials, 'trial')}", done, total)
 
     def __call__(self, status: Status) -> None:
         best = f", best {status.best:.2f}x" if status.doing == "tuning" else ""

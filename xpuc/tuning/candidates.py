@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -41,7 +41,7 @@ class Program:
 class Candidate:
     """A task's schedule with knobs: its digest, and its library once it is built.
 
-    `refused` says why it does not build.
+    `refused` says why it does not build; `is_default`: its knobs are those of an untuned build.
     """
 
     knobs: Mapping[str, int]
@@ -49,3 +49,8 @@ class Candidate:
     program: Program | None = None
     library: Path | None = None
     refused: str = ""
+    is_default: bool = False
+
+    def at(self, library: Path) -> Candidate:
+        """The same with its library there."""
+        return replace(self, library=library)

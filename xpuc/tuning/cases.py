@@ -11,7 +11,7 @@ import numpy as np
 from xpuc.artifact import pool_arrays
 from xpuc.codegen.compile import SEGMENT_TOKENS
 from xpuc.schedules import Site, target_of
-from xpuc.tuning.inputs import Case, Layout, draw
+from xpuc.tuning.inputs import Case, Layout, draw, random_blocks
 from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.workbench import Job
@@ -33,7 +33,9 @@ def layout_of(site: Site) -> Layout:
     target, a = target_of(site.target.kind), site.attrs
     is_attention = site.op == "attention"
     tile_rows = target.tile_rows(a["heads"], a["kv_heads"], a["head_dim"]) if is_attention else 1
-    return Layout(lambda m, raw: target.pack(m.format, raw), tile_rows, SEGMENT_TOKENS)
+    return Layout(
+        random_blocks, lambda m, raw: target.pack(m.format, raw), tile_rows, SEGMENT_TOKENS
+    )
 
 
 def cost(site: Site, rows: int, *, depth: int = 1024) -> Cost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from xpuc.artifact import PoolArray, pool_arrays
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
-from xpuc.ir.formats import Format, dequantize, format_of
+from xpuc.ir.formats import dequantize, format_of
 from xpuc.runtime.batch import balanced
 
 _BLOCKS = 512  # different blocks a random matrix is put together from
@@ -88,10 +89,12 @@ class Matrix:
 class Layout:
     """How a target lays out what its kernels read.
 
-    `pack(matrix, raw)` gives a matrix's planes, in order; `tile_rows` are those of a prefill tile,
+    `blocks(format)` are what matrices are put together from (see random_blocks); `pack(matrix,
+    raw)` gives a matrix's planes, in order; `tile_rows` are those of a prefill tile,
     `segment_tokens` those of a work item, of attention.
     """
 
+    blocks: Callable[[str], np.ndarray]
     pack: Callable[[Matrix, np.ndarray], Sequence[np.ndarray]]
     tile_rows: int
     segment_tokens: int
@@ -137,7 +140,7 @@ def draw(site: Site, layout: Layout, rows: int, *, depth: int = 1024, seed: int 
         raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
     call = _Call(site, layout, rows, depth, np.random.default_rng(seed))
     operands = _OPERANDS[site.op](call)
-    matrices = [_matrix(w, call.rng) for w in site.weights]
+    matrices = [_matrix(w, layout.blocks(w.format), call.rng) for w in site.weights]
     raw = tuple(matrix.raw() for matrix in matrices)
     planes = tuple(tuple(layout.pack(m, r)) for m, r in zip(matrices, raw, strict=True))
     return Case(rows, operands, planes, raw, _symbols(site, operands))
@@ -155,16 +158,16 @@ def _symbols(site: Site, operands: tuple[np.ndarray, ...]) -> dict[str, int]:
     return symbols
 
 
-def _matrix(weight: Weight, rng: np.random.Generator) -> Matrix:
-    """A matrix of random valid blocks."""
-    format = format_of(weight.format)
-    blocks = _blocks(format, rng)
-    shape = (weight.rows, weight.columns // format.n)
+def _matrix(weight: Weight, blocks: np.ndarray, rng: np.random.Generator) -> Matrix:
+    """A matrix of random blocks of these."""
+    shape = (weight.rows, weight.columns // format_of(weight.format).n)
     return Matrix(weight.format, blocks, rng.integers(0, len(blocks), shape, dtype=np.uint16))
 
 
-def _blocks(format: Format, rng: np.random.Generator) -> np.ndarray:
-    """Random bytes that decode to numbers of the size of weights: uint8 (_BLOCKS, block bytes)."""
+@cache
+def random_blocks(name: str) -> np.ndarray:
+    """Random bytes that decode to numbers of the size of weights: uint8 (512, block bytes)."""
+    format, rng = format_of(name), np.random.default_rng(0)
     found = np.empty((0, format.nbytes), np.uint8)
     while len(found) < _BLOCKS:
         shape = (_WEIGHTS_AT_ONCE // format.n, format.nbytes)

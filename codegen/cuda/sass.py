@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpuc.codegen.cuda.wheels import wheel_folder
+from xpuc.errors import XpucError
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(
     r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);", re.MULTILINE
 )
 _NOTHING = ("NOP", "BRA", "EXIT")
+INSTALL = "pip install 'xpuc[cuda,tune]'"
 
 
 @dataclass(frozen=True)
@@ -53,29 +55,56 @@ class Sass:
         first, last = max(inner, key=lambda s: s[1] - s[0], default=(0, 1 << 62))
         return tuple(i for i in self.instructions if first <= i.address <= last)
 
+    def loaded_bytes(self) -> int:
+        """Bytes a thread asks global memory for in one pass of the hot loop."""
+        return sum(_width(i.opcode) for i in self.hot_loop() if i.opcode.startswith("LDG."))
+
     def instructions_per_weight(self, weights: int) -> float:
         """Of the hot loop, in one pass of which a thread takes that many weights."""
         return sum(i.opcode not in _NOTHING for i in self.hot_loop()) / weights
 
 
+def _width(load: str) -> int:
+    """Bytes of a load by its modifiers: LDG.E.128."""
+    widths = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+    return next((widths[m] for m in load.split(".") if m in widths), 4)
+
+
+def is_installed() -> bool:
+    """Whether there is a disassembler."""
+    return _tools() is not None
+
+
 def disassemble(fatbin: bytes, arch: str) -> dict[str, Sass]:
-    """The kernels of a fatbin by name, as they are for an architecture (sm_90a)."""
-    folder = wheel_folder()
-    assert folder is not None, "cuobjdump is not installed: pip install --group dev"
-    tools = folder / "bin"
-    with tempfile.TemporaryDirectory() as scratch:
+    """The kernels of a fatbin by name, as they are for an architecture (sm_90a).
+
+    XpucError if the disassembler is not installed.
+    """
+    tools = _tools()
+    if tools is None:
+        raise XpucError("NVIDIA's disassembler is not installed", INSTALL)
+    with tempfile.TemporaryDirectory(prefix="xpuc-") as scratch:
         path = Path(scratch) / "kernels.fatbin"
         path.write_bytes(fatbin)
         done = subprocess.run(
             [tools / "cuobjdump", "-sass", "-arch", arch, path],
-            capture_output=True, text=True, check=True,
+            capture_output=True, text=True, check=False,
             env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
         )  # fmt: skip
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise XpucError(f"cuobjdump cannot read the device code ({said})", f"reinstall: {INSTALL}")
     _, *parts = _FUNCTION.split(done.stdout)
     return {
         name: Sass(name, tuple(_instructions(text)))
         for name, text in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+def _tools() -> Path | None:
+    """The folder of cuobjdump, which finds nvdisasm on the path."""
+    folder = wheel_folder()
+    return folder / "bin" if folder and (folder / "bin" / "cuobjdump").is_file() else None
 
 
 def _instructions(text: str) -> list[Instruction]:

@@ -1,0 +1,27 @@
+"""How a kernel is launched, read off its function."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import tirx
+
+
+def launch_shape(kernel: tirx.PrimFunc, n: int) -> tuple[int, int]:
+    """(blocks, warps of a block) of a kernel of `tir.launch`; `n` is any number of rows it has."""
+    grid, warps, *_ = (getattr(each, "def").extents for each in kernel.body.body.seq[:2])
+    return math.prod(_value(extent, n) for extent in grid), int(warps[0])
+
+
+def _value(extent: Any, n: int) -> int:
+    """An extent with every symbol `n`."""
+    if isinstance(extent, tirx.Var):
+        return n
+    if isinstance(extent, int | tirx.IntImm):
+        return int(extent)
+    a, b = _value(extent.a, n), _value(extent.b, n)
+    return {
+        "Add": a + b, "Sub": a - b, "Mul": a * b, "FloorDiv": a // max(1, b), "Max": max(a, b),
+        "Min": min(a, b),
+    }[type(extent).__name__]  # fmt: skip

@@ -1,0 +1,268 @@
+"""Tuning for a GPU on the emulated one: a bundle made, measured by the runtime alone, recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import invoke
+from emu import compiler
+from emu.device import Emulator
+
+from xpuc.artifact import read_manifest
+from xpuc.codegen.cuda import device_code
+from xpuc.schedules import RoofLoop, cuda
+from xpuc.schedules.cuda import read
+from xpuc.tuning import device_programs
+from xpuc.tuning.bundle import MANIFEST
+from xpuc.tuning.trials import TrialLog
+
+TARGET = ("--target", "cuda -arch=sm_90a")
+KERNEL = ("--kernel", "linear Q4_0:64x* rows=1")  # the output of attention, and of the feed-forward
+SIZES = ("--max-batch", 2, "--ctx", 128, "--max-chunk", 32)
+
+
+def small_roofs(facts: Any) -> list[RoofLoop]:
+    n_bytes = 1 << 16
+    kernel = read.memory_read(n_bytes)
+    return [RoofLoop(read.NAME, kernel, n_bytes // 4, (read.sums(n_bytes),), {"bytes": n_bytes})]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_emulated_gpu() -> Iterator[None]:
+    """Compilers make code for it, processes started here find it."""
+    folder = compiler.driver_folder()
+    libraries = [str(folder / name) for name in ("libcuda.so.1", "libcudart.so.13")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_code, "find_compiler", Emulator)
+        patch.setattr(device_programs, "find_compiler", Emulator)
+        patch.setattr(cuda, "roof_loops", small_roofs)
+        patch.setenv("LD_PRELOAD", ":".join(libraries))
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_model: Callable[..., Path]) -> Path:
+    return tiny_model("llama", weights="Q4_0")
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "tiny.zip"
+    done = invoke("tune", checkpoint, *TARGET, *KERNEL, "--candidates", 2, "--export", path,
+                  "--db", path.parent / "none", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.json["arch"] == "sm_90a"
+    assert [len(task["kept"]) for task in done.json["tasks"]] == [3, 3]
+    assert all(task["tried"] > 6 for task in done.json["tasks"])
+    return path
+
+
+def replay(bundle: Path, results: Path, *more: object) -> Any:
+    done = invoke("tune", "--replay", bundle, "--results", results, "--json", *more)
+    assert done.code == 0, done.err
+    return done.json
+
+
+def outcomes(results: Path) -> list[str]:
+    return [t.outcome for t in TrialLog(results).read()]
+
+
+@pytest.fixture(scope="module")
+def results(bundle: Path) -> Path:
+    """Of every candidate of the bundle."""
+    path = bundle.parent / "tiny.jsonl"
+    told = replay(bundle, path)
+    assert (told["ended"], told["card"]) == ("done", "emulated sm_90a")
+    return path
+
+
+def test_every_candidate_is_checked_and_timed(results: Path, bundle: Path) -> None:
+    trials = list(TrialLog(results).read())
+    assert [t.concludes for t in trials] == [False, False, True] * 2
+    assert {t.outcome for t in trials if not t.concludes} == {"measured"}
+    for trial in trials:
+        assert trial.error < 1e-5
+        assert all(m.us > 0 and m.default_us > 0 for m in trial.measured)
+    before = results.read_text()
+    assert replay(bundle, results, "--resume")["ended"] == "done"
+    assert results.read_text() == before
+
+
+def kept(results: Path, to: Path) -> Path:
+    """Results in which the first candidate of each task was twice as fast."""
+    header, *lines = results.read_text().splitlines()
+    first = {t["task"]: t for t in reversed([json.loads(line) for line in lines])}
+    made = []
+    for trial in first.values():
+        measured = [m | {"us": m["default_us"] / 2} for m in trial["measured"]]
+        made.append(json.dumps(trial | {"outcome": "kept", "measured": measured}))
+    to.write_text("\n".join([header, *made, ""]))
+    return to
+
+
+def test_what_is_faster_is_recorded_and_compiled(
+    results: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    done = invoke("tune", "--import", kept(results, tmp_path / "kept.jsonl"),
+                  "--db", tmp_path / "db", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    assert len(done.json["records"]) == 2
+    (line, _) = (tmp_path / "db" / "cuda.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["key"]["cpu"] == "sm_90a"
+    assert record["card"] == "emulated sm_90a"
+    assert record["driver"]
+    for target in ("cuda -arch=sm_90a", "cuda"):
+        out = tmp_path / "m.xpuc"
+        done = invoke("compile", checkpoint, "--target", target, *SIZES, "--db", tmp_path / "db",
+                      "-o", out)  # fmt: skip
+        assert done.code == 0, done.err
+        tuned = [o for o in read_manifest(out).decisions["operations"] if o["origin"] == "tuned"]
+        assert {o["op"] for o in tuned} == {"linear"}
+        assert record["knobs"] in [o["knobs"] for o in tuned]
+
+
+def test_results_of_other_kernels_make_no_record(results: Path, tmp_path: Path) -> None:
+    path = kept(results, tmp_path / "kept.jsonl")
+    header, *lines = path.read_text().splitlines()
+    changed = [json.dumps(json.loads(line) | {"kernel": "0" * 16}) for line in lines]
+    path.write_text("\n".join([header, *changed, ""]))
+    done = invoke("tune", "--import", path, "--db", tmp_path / "db", "--json")
+    assert done.json["records"] == []
+    assert done.json["left_out"] == {"measured on another version of the kernel": 2}
+    assert not (tmp_path / "db").exists()
+
+
+def changed(bundle: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The bundle with its manifest changed."""
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(to, "w") as file:
+        for name in source.namelist():
+            data = source.read(name)
+            if name == MANIFEST:
+                facts = json.loads(data)
+                change(facts)
+                data = json.dumps(facts).encode()
+            file.writestr(name, data)
+    return to
+
+
+def test_a_candidate_with_another_result_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """Its first operand is read as its second plane would be: the scales of the weights."""
+
+    def sabotage(facts: dict[str, Any]) -> None:
+        program = facts["tasks"][0]["candidates"][1]["program"]
+        args = program["calls"][0]["args"]
+        args[1], args[2] = args[2], args[1]  # scales of the activation for their sums
+        del facts["tasks"][1:]
+
+    path = changed(bundle, tmp_path / "wrong.zip", sabotage)
+    told = replay(path, tmp_path / "r.jsonl")
+    assert outcomes(tmp_path / "r.jsonl")[:2] == ["wrong", "measured"]
+    assert told["tasks"][0]["trials"][0]["outcome"] == "wrong"
+
+
+def test_a_candidate_that_breaks_the_gpu_ends_its_process_and_no_other(
+    bundle: Path, tmp_path: Path
+) -> None:
+    def sabotage(facts: dict[str, Any]) -> None:
+        del facts["tasks"][1:]
+        program = facts["tasks"][0]["candidates"][1]["program"]
+        program["calls"][0]["function"] = "nothing_is_called_so"
+
+    path = changed(bundle, tmp_path / "breaks.zip", sabotage)
+    assert replay(path, tmp_path / "r.jsonl")["ended"] == "done"
+    assert outcomes(tmp_path / "r.jsonl")[:2] == ["crashed", "measured"]
+
+
+def test_ctrl_c_ends_it_with_what_is_done_and_resume_goes_on(bundle: Path, tmp_path: Path) -> None:
+    results = tmp_path / "r.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xpuc", "tune", "--replay", bundle, "--results", results, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not outcomes(results) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["ended"] == "stopped"
+    n_before = len(outcomes(results))
+    assert 1 <= n_before < 6
+    assert replay(bundle, results, "--resume")["ended"] == "done"
+    assert len(outcomes(results)) == 6
+
+
+def test_it_runs_without_the_compiler(bundle: Path) -> None:
+    """What a box has: xpuc's core, no tvm."""
+    code = (
+        "import sys; from xpuc.tuning import replay; from xpuc.cli import tune, tune_gpu;"
+        "print([m for m in sys.modules if m == 'tvm' or m.startswith(('xpuc.schedules',"
+        " 'xpuc.codegen', 'xpuc.passes'))])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
+
+
+# --- what does not fit ---
+
+
+def refused(*args: object) -> tuple[str, str]:
+    done = invoke("tune", *args)
+    assert (done.code, done.out) == (2, "")
+    error, hint = done.err.splitlines()
+    return error, hint
+
+
+def test_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:
+    data = bundle.read_bytes()
+    for name, broken in (
+        ("short", data[: len(data) // 2]),
+        ("other", b"GGUF" * 100),
+        ("flipped", data[:9000] + bytes(64) + data[9064:]),
+    ):
+        path = tmp_path / f"{name}.zip"
+        path.write_bytes(broken)
+        error, hint = refused("--replay", path)
+        assert str(path) in error
+        assert "--export" in hint
+
+
+def test_a_bundle_for_another_gpu(bundle: Path, tmp_path: Path) -> None:
+    path = changed(bundle, tmp_path / "sm_80.zip", lambda facts: facts.update(arch="sm_80"))
+    error, hint = refused("--replay", path)
+    assert "has code for sm_80; emulated sm_90a is of compute capability 9.0" in error
+    assert "-arch=sm_90a" in hint
+
+
+def test_a_bundle_of_another_tvm(bundle: Path, results: Path, tmp_path: Path) -> None:
+    path = changed(bundle, tmp_path / "ffi.zip", lambda facts: facts.update(tvm_ffi="0.9.0"))
+    error, hint = refused("--replay", path)
+    assert "made with apache-tvm-ffi 0.9.0" in error
+    assert "pip install" in hint
+    header, *lines = results.read_text().splitlines()
+    other = tmp_path / "tvm.jsonl"
+    other.write_text("\n".join([json.dumps(json.loads(header) | {"tvm": "0.1.0"}), *lines, ""]))
+    error, _ = refused("--import", other)
+    assert "measured with tvm 0.1.0" in error
+
+
+def test_results_of_another_bundle_are_not_gone_on_with(
+    bundle: Path, results: Path, tmp_path: Path
+) -> None:
+    path = changed(bundle, tmp_path / "other.zip", lambda facts: facts.update(xpuc="9"))
+    copied = shutil.copy(results, tmp_path / "r.jsonl")
+    error, hint = refused("--replay", path, "--results", copied, "--resume")
+    assert "is of another bundle or card" in error
+    assert "--results" in hint

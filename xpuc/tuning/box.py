@@ -1,0 +1,124 @@
+"""The first GPU of this machine as a board, in this process: tvm_ffi and a bundle's TVM runtime.
+
+A step of the model reads each weight once, so a run is timed from a cold cache: before it, what
+`flush` launches reads more memory than the cache holds. It is queued on the same stream, so that
+the launch of what is timed hides behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from xpuc.artifact import CUDA_RUNTIME
+from xpuc.errors import ArtifactError
+from xpuc.runtime import nvidia
+from xpuc.runtime.checks import series
+from xpuc.runtime.model import open_runtime
+from xpuc.runtime.places import Gpu, load_cuda, runs_on
+from xpuc.tuning.bundle import BundleManifest
+from xpuc.tuning.kernels import BoardLost, Call, Timer, lost
+
+_KERNEL_DRIVER = Path("/sys/module/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU: its name, and NVIDIA's driver as it names itself."""
+
+    name: str
+    driver: str
+
+
+def check(manifest: BundleManifest, what: Path) -> Card:
+    """The card a bundle's code runs on; ArtifactError says why there is none."""
+    found = version("apache-tvm-ffi")
+    if series(found) != series(manifest.tvm_ffi):
+        raise ArtifactError(
+            f"{what}: made with apache-tvm-ffi {manifest.tvm_ffi}, installed is {found}",
+            f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi}'",
+        )
+    gpu = nvidia.first_gpu()
+    if not runs_on(manifest.arch, gpu.capability):
+        number = gpu.capability.replace(".", "")
+        raise ArtifactError(
+            f"{what}: has code for {manifest.arch}; {gpu.name} is of compute capability"
+            f" {gpu.capability}",
+            f"export it with --target 'cuda -arch=sm_{number}{'a' * (number == '90')}'",
+        )
+    driver = _KERNEL_DRIVER.read_text().strip() if _KERNEL_DRIVER.is_file() else gpu.driver
+    return Card(gpu.name, driver)
+
+
+class Box:
+    """A kernels.Board. `flush` empties the cache; without it runs are timed as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        nvidia.first_gpu()
+        open_runtime(folder)
+        load_cuda(folder / CUDA_RUNTIME)
+        self._gpu = Gpu()
+        self._cuda: Any = ctypes.CDLL(None)  # the CUDA runtime library is loaded for all
+        self.flush: Callable[[], None] = lambda: None
+
+    def load(self, library: Path) -> Any:
+        """See kernels.Board."""
+        return lost(lambda: tvm_ffi.load_module(str(library)))
+
+    def tensor(self, array: NDArray[Any]) -> Any:
+        """See kernels.Board."""
+        return lost(lambda: self._gpu.tensor(np.ascontiguousarray(array)))
+
+    def array(self, tensor: Any) -> NDArray[Any]:
+        """See kernels.Board."""
+        found = np.empty(tuple(map(int, tensor.shape)), str(tensor.dtype))
+        lost(lambda: self._gpu.fetch(tensor, found))
+        return found
+
+    def timer(self, module: Any, calls: Sequence[Call]) -> Timer:
+        """See kernels.Board."""
+
+        def run() -> None:
+            for call in calls:
+                module[call.function](*call.args)
+
+        def seconds(repeat: int) -> list[float]:
+            taken: list[float] = lost(lambda: self._seconds(run, repeat))
+            return taken
+
+        return seconds
+
+    def _seconds(self, run: Callable[[], None], repeat: int) -> list[float]:
+        spans = [(self._event(), self._event()) for _ in range(repeat)]
+        for start, end in spans:
+            self.flush()
+            self._check(self._cuda.cudaEventRecord(start, None))
+            run()
+            self._check(self._cuda.cudaEventRecord(end, None))
+        return [self._between(start, end) for start, end in spans]
+
+    def _event(self) -> ctypes.c_void_p:
+        event = ctypes.c_void_p()
+        self._check(self._cuda.cudaEventCreate(ctypes.byref(event)))
+        return event
+
+    def _between(self, start: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
+        """Seconds; the events are gone after it."""
+        milliseconds = ctypes.c_float()
+        self._check(self._cuda.cudaEventSynchronize(end))
+        self._check(self._cuda.cudaEventElapsedTime(ctypes.byref(milliseconds), start, end))
+        for event in (start, end):
+            self._check(self._cuda.cudaEventDestroy(event))
+        return max(milliseconds.value, 1e-6) / 1e3
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise BoardLost(f"CUDA error {status}")

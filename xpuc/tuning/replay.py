@@ -1,0 +1,258 @@
+"""A bundle's candidates checked and timed on the GPU of this machine, which needs no compiler.
+
+They run in a process of their own: a kernel that breaks takes the GPU's context along, so that
+process is ended and another goes on after it. What is measured is in the results before the next
+thing is; those who stop it lose at most the candidate it is at.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from xpuc.errors import ArtifactError, FileError, RequestError, XpucError
+from xpuc.tuning import bundle
+from xpuc.tuning.box import Box, Card, check
+from xpuc.tuning.bundle import Blocks, BundledTask, BundleManifest
+from xpuc.tuning.candidates import Candidate
+from xpuc.tuning.kernels import Board, BoardLost
+from xpuc.tuning.roofs import RoofKernels
+from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, WRONG, Trial, TrialLog
+from xpuc.tuning.workbench import Workbench
+
+RESULTS_VERSION = 1
+_AGAIN = 3  # how a process ends whose GPU context is broken
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of results: what was measured, and on what.
+
+    `tasks` has the facts of each one's site and its schedule, by name.
+    """
+
+    bundle: str  # its digest
+    arch: str
+    tvm: str
+    xpuc: str
+    card: str
+    driver: str
+    date: str
+    tasks: dict[str, dict[str, Any]]
+
+
+def read_header(results: Path) -> Header:
+    """That of a file of results; FileError if it is none."""
+    if not results.is_file():
+        raise FileError(f"{results}: not found", "give the results of xpuc tune --replay")
+    try:
+        with results.open(encoding="utf-8") as file:
+            raw = json.loads(file.readline())
+        version = raw.pop("results")
+        header = Header(**raw)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FileError(
+            f"{results}: no results of xpuc tune --replay", "give the file that it has written"
+        ) from None
+    if version != RESULTS_VERSION:
+        raise ArtifactError(
+            f"{results}: results of format {version}, this xpuc reads {RESULTS_VERSION}",
+            "replay the bundle with this version of xpuc",
+        )
+    return header
+
+
+@dataclass
+class Replay:
+    """A bundle unpacked in `folder`, and the results it is measured into.
+
+    `watch(task, done, total, trials)` is told what it is at.
+    """
+
+    folder: Path
+    manifest: BundleManifest
+    results: Path
+    watch: Callable[[str, int, int, int], None] = lambda task, done, total, trials: None
+
+    def start(self, name: Path, digest: str, *, resumes: bool) -> Card:
+        """Look at the GPU and open the results; RequestError if they are another bundle's."""
+        card = check(self.manifest, name)
+        if resumes:
+            header = read_header(self.results)
+            if (header.bundle, header.card) != (digest, card.name):
+                raise RequestError(
+                    f"--resume: {self.results} is of another bundle or card",
+                    "leave --resume out, or name another file with --results",
+                )
+            return card
+        made = Header(
+            digest, self.manifest.arch, self.manifest.tvm, self.manifest.xpuc, card.name,
+            card.driver, date.today().isoformat(),
+            {t.name: {"schedule": t.schedule, "facts": dict(t.facts)} for t in self.manifest.tasks},
+        )  # fmt: skip
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"results": RESULTS_VERSION, **asdict(made)})
+        self.results.write_text(text + "\n", encoding="utf-8")
+        return card
+
+    def run(self, seconds: float) -> str:
+        """Measure until all is done or the time is up; why it ended: done, budget or stopped."""
+        deadline, context = time.monotonic() + seconds, multiprocessing.get_context("spawn")
+        while True:
+            own, others = context.Pipe()
+            left = deadline - time.monotonic()
+            process = context.Process(target=_work, args=(self.folder, self.results, left, others))
+            process.start()
+            others.close()
+            at, ended = self._follow(own)
+            process.join()
+            if ended is not None:
+                return ended
+            if at is None:
+                raise XpucError(
+                    f"the process that measures ended by itself (exit code {process.exitcode})",
+                    "see whether nvidia-smi shows the GPU in order, then go on with --resume",
+                )
+            TrialLog(self.results).append(Trial(**at | {"outcome": CRASHED}))
+
+    def _follow(self, own: Connection) -> tuple[dict[str, Any] | None, str | None]:
+        """What the process is at when it ends without a word, or why it ended."""
+        at: dict[str, Any] | None = None
+        while True:
+            try:
+                kind, told = own.recv()
+            except KeyboardInterrupt:
+                with suppress(OSError):
+                    own.send("stop")
+                continue
+            except (EOFError, OSError):
+                return at, None
+            if kind == "error":
+                raise XpucError(*told)
+            if kind == "ended":
+                return None, str(told)
+            if kind == "status":
+                self.watch(*told)
+            else:
+                at = told
+
+
+def _work(folder: Path, results: Path, seconds: float, parent: Connection) -> None:
+    """In a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    stop = time.monotonic() + seconds
+    try:
+        manifest = bundle.read(folder)
+        board = Box(folder)
+        roofs = RoofKernels(board, folder / bundle.ROOFS, manifest.loops)
+        board.flush = roofs.kernels[0].run
+        play = Play(board, roofs, folder, manifest, TrialLog(results), parent, stop)
+        parent.send(("ended", play.all()))
+    except BoardLost as reason:
+        parent.close()
+        raise SystemExit(_AGAIN) from reason
+    except XpucError as error:
+        parent.send(("error", (error.message, error.hint)))
+
+
+class Play:
+    """The tasks of a bundle on a board, in its order; what results have of them stands."""
+
+    def __init__(
+        self, board: Board, roofs: RoofKernels, folder: Path, manifest: BundleManifest,
+        log: TrialLog, parent: Connection, stop: float,
+    ) -> None:  # fmt: skip
+        self._board, self._roofs, self._folder, self._manifest = board, roofs, folder, manifest
+        self._log, self._parent, self._stop = log, parent, stop
+        self._start, self._stopped = time.monotonic(), False
+        self._blocks = Blocks(folder)
+        self._known: dict[str, dict[str, Trial]] = {}
+        self._concluded: set[str] = set()
+        for trial in log.read():
+            self._known.setdefault(trial.task, {})[trial.kernel] = trial
+            if trial.concludes:
+                self._concluded.add(trial.task)
+
+    def all(self) -> str:
+        """Why it ended: done, budget or stopped."""
+        tasks = self._manifest.tasks
+        for i, task in enumerate(tasks):
+            if self._is_spent():
+                return "stopped" if self._stopped else "budget"
+            self._parent.send(("status", (task.name, i, len(tasks), self._n_trials)))
+            known = self._known.setdefault(task.name, {})
+            in_use = known.get(task.candidates[0].kernel)
+            if task.name not in self._concluded and not (in_use and in_use.outcome == CRASHED):
+                self._task(task, known)
+        return "done"
+
+    @property
+    def _n_trials(self) -> int:
+        return sum(map(len, self._known.values()))
+
+    def _is_spent(self) -> bool:
+        while self._parent.poll():
+            self._stopped |= self._parent.recv() == "stop"
+        return self._stopped or time.monotonic() >= self._stop
+
+    def _task(self, task: BundledTask, known: dict[str, Trial]) -> None:
+        in_use, *others = task.candidates
+        library = self._folder / task.library
+        self._at(task, in_use)
+        job = bundle.job_of(task, self._blocks, self._manifest.segment_tokens)
+        bench = Workbench(self._board, job, in_use.at(library), self._roofs)
+        for candidate in others:
+            if self._is_spent():
+                return
+            if candidate.kernel not in known:
+                self._try(task, bench, candidate.at(library))
+        best = max(others, key=lambda c: self._counts(known, c), default=in_use)
+        if self._counts(known, best) <= 1.0:
+            self._tell(task, bench, in_use, NOTHING, bench.baseline)
+            return
+        defaults = next((c for c in task.candidates if c.is_default), in_use)
+        self._at(task, best)
+        beside, plain = bench.confirm(best.at(library), defaults.at(library))
+        if beside.is_faster and beside.is_right:
+            self._tell(task, bench, best, KEPT, plain.measured)
+        else:
+            self._tell(task, bench, in_use, NOTHING, bench.baseline, "the best was not confirmed")
+
+    def _counts(self, known: dict[str, Trial], candidate: Candidate) -> float:
+        trial = known.get(candidate.kernel)
+        return trial.counts if trial is not None and trial.outcome == MEASURED else 0.0
+
+    def _try(self, task: BundledTask, bench: Workbench, candidate: Candidate) -> None:
+        self._at(task, candidate)
+        compared = bench.compare(candidate)
+        outcome = MEASURED if compared.is_right else WRONG
+        trial = self._tell(
+            task, bench, candidate, outcome, compared.measured, is_faster=compared.is_faster
+        )
+        self._known[task.name][candidate.kernel] = trial
+
+    def _at(self, task: BundledTask, candidate: Candidate) -> None:
+        """Tell the parent what is run next: if this process ends, it was that."""
+        trial = Trial(task.name, task.schedule, dict(candidate.knobs), candidate.kernel, CRASHED)
+        self._parent.send(("at", asdict(trial)))
+
+    def _tell(
+        self, task: BundledTask, bench: Workbench, candidate: Candidate, outcome: str,
+        measured: Any, detail: str = "", is_faster: bool = False,
+    ) -> Trial:  # fmt: skip
+        trial = Trial(
+            task.name, task.schedule, dict(candidate.knobs), candidate.kernel, outcome,
+            tuple(measured), bench.error, "", round(time.monotonic() - self._start, 2), detail,
+            is_faster,
+        )  # fmt: skip
+        self._log.append(trial)
+        return trial
