@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tiny_models import write_tiny
 from xpuc import tune_db
 from xpuc.artifact import read_manifest
 from xpuc.codegen.compile import Options
+from xpuc.runtime import nvidia
 from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning import timing
@@ -199,10 +201,47 @@ def artifact(path: Path, *operations: dict[str, Any]) -> Path:
 LINEAR = sites.linear(1, [("Q8_0", 24, 64)]).facts() | {"schedule": "linear_x8", "uses": {}}
 
 
-def test_another_target_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("m.gguf --target rocm", "--target rocm: cannot be tuned for"),
+        ("--target llvm", "no MODEL or ARTIFACT"),
+        ("--target cuda", "no MODEL"),
+        ("m.gguf --replay b.zip", "a MODEL (m.gguf)"),
+        ("m.gguf --export b.zip --replay b.zip", "each is a command of its own"),
+        ("m.gguf --target cuda --threads 2 --export b.zip", "--threads: not for a GPU"),
+        ("m.gguf --target cuda --export b.zip", "m.gguf: not found"),
+        ("--replay b.zip", "b.zip: not found"),
+        ("--import r.jsonl", "r.jsonl: not found"),
+    ],
+)
+def test_what_does_not_go_together(line: str, what: str) -> None:
+    error, _ = refused(*shlex.split(line))
+    assert what in error
+
+
+def test_several_architectures_are_tuned_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    error, hint = refused(tmp_path / "m.gguf", "--export", tmp_path / "b.zip",
+                          "--target", "cuda -arch=sm_80,sm_90a")  # fmt: skip
+    assert "several architectures" in error
+    assert "-arch=sm_90a" in hint
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "_DRIVER", "libcuda-that-is-not.so")
+    (tmp_path / "m.gguf").touch()
     error, hint = refused(tmp_path / "m.gguf", "--target", "cuda")
-    assert error == "error: --target cuda: this version of xpuc tunes for the CPU only"
-    assert "--target llvm" in hint
+    assert error.startswith("error: --target cuda: NVIDIA's driver (")
+    assert "--export BUNDLE" in hint
+
+
+def test_other_files_are_no_results(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for text in ("", "{", "[1]", '{"task": "linear"}'):
+        path.write_text(text)
+        error, _ = refused("--import", path)
+        assert error == f"error: {path}: no results of xpuc tune --replay"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cli_runs import invoke
 from emu import compiler
 from emu.device import Emulator
 
-from xpuc.artifact import read_manifest
+from xpuc.codegen.compile import Options, operations
 from xpuc.codegen.cuda import device_code
 from xpuc.schedules import RoofLoop, cuda
 from xpuc.schedules.cuda import read
@@ -29,7 +29,6 @@ from xpuc.tuning.trials import TrialLog
 
 TARGET = ("--target", "cuda -arch=sm_90a")
 KERNEL = ("--kernel", "linear Q4_0:64x* rows=1")  # the output of attention, and of the feed-forward
-SIZES = ("--max-batch", 2, "--ctx", 128, "--max-chunk", 32)
 
 
 def small_roofs(facts: Any) -> list[RoofLoop]:
@@ -124,12 +123,9 @@ def test_what_is_faster_is_recorded_and_compiled(
     assert record["card"] == "emulated sm_90a"
     assert record["driver"]
     for target in ("cuda -arch=sm_90a", "cuda"):
-        out = tmp_path / "m.xpuc"
-        done = invoke("compile", checkpoint, "--target", target, *SIZES, "--db", tmp_path / "db",
-                      "-o", out)  # fmt: skip
-        assert done.code == 0, done.err
-        tuned = [o for o in read_manifest(out).decisions["operations"] if o["origin"] == "tuned"]
-        assert {o["op"] for o in tuned} == {"linear"}
+        found, _ = operations(checkpoint, Options(target=target, db=tmp_path / "db"))
+        tuned = [o for o in found if o["origin"] == "tuned"]
+        assert {(o["op"], o["rows"]) for o in tuned} == {("linear", 1)}
         assert record["knobs"] in [o["knobs"] for o in tuned]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
-from xpuc.errors import RequestError, UnsupportedError, XpucError
+from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 
 if TYPE_CHECKING:
     from xpuc.tuning.results import Findings, TaskResult
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xpuc.tuning.tasks import Subject
 
 DEFAULT_MINUTES = 10.0
+_KINDS = ("llvm", "cuda")
 
 
 @click.command()
@@ -125,6 +126,9 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     """
     from xpuc.cli import tune_gpu
 
+    kind = (options["target"].split() or [""])[0]
+    if kind not in _KINDS:
+        raise UnsupportedError(f"--target {kind}: cannot be tuned for", nearest(kind, _KINDS))
     if tune_gpu.is_meant(model, options):
         tune_gpu.run(model, options, as_json, _progress)
         return
@@ -186,7 +190,9 @@ def _tuned(
     boards = (
         Tracker(options["tracker"], options["key"]) if options["tracker"] else ThisMachine(threads)
     )
-    found = subject(model, options["kernel"], Options(cpu=options["cpu"], db=folder))
+    found = subject(
+        model, options["kernel"], Options(target=options["target"], cpu=options["cpu"], db=folder)
+    )
     kind, cpu = found.target.facts.kind, found.target.facts.cpu
     minutes = options["minutes"] or (None if options["trials"] else DEFAULT_MINUTES)
     builder = Builder(scratch, max(1, os.cpu_count() or 1))

@@ -10,6 +10,9 @@ workbench.py  a task on a board: checked, then timed
 search.py     which knobs to try next
 trials.py     the log of what was measured, from which a session resumes
 shares.py     how much of a step each task is
-session.py    the whole: budget, search, records
+session.py    the whole on CPUs: budget, search, records
+prefilter.py  candidates for a GPU judged by their code; device_programs.py compiles them
+export.py     the best of them as a bundle (bundle.py), for a machine without a compiler
+replay.py     a bundle measured on the GPU there (box.py); recording.py: its results as records
 report.py     what a session found, as a page; plots.py: its plots
 """

@@ -15,10 +15,9 @@ from xpuc.codegen.cuda.find import find_compiler
 from xpuc.codegen.linker import link, require_linker
 from xpuc.codegen.target import CompileTarget, resolve
 from xpuc.errors import XpucError
-from xpuc.schedules import Launch, target_of
+from xpuc.schedules import Launch
 from xpuc.schedules.cuda.grid import launch_shape
 from xpuc.tuning.prefilter import KernelCode
-from xpuc.tuning.roofs import Loop
 
 _AT_ONCE = 8  # candidates in one module
 
@@ -106,18 +105,6 @@ def build(kernels: Iterable[Any], arch: str, path: Path) -> None:
     made.export_library(
         str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
     )
-
-
-def build_loops(machine: CompileTarget, path: Path) -> list[Loop]:
-    """The library of the kernels that measure the card's roofs, and what they are."""
-    made = target_of("cuda").roof_loops(machine.facts)
-    build([loop.kernel.with_attr("global_symbol", loop.name) for loop in made],
-          machine.facts.cpu, path)  # fmt: skip
-    return [
-        Loop(each.name, each.elements, each.result,
-             each.facts.get("bytes", 0), each.facts.get("operations", 0))
-        for each in made
-    ]  # fmt: skip
 
 
 def _compile(kernels: Sequence[Any], machine: CompileTarget) -> Any:

@@ -22,7 +22,7 @@ from xpuc.tuning import bundle, cases, device_programs
 from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.inputs import random_blocks
 from xpuc.tuning.prefilter import KernelCode, predicted_us, refusal
-from xpuc.tuning.programs import program_of
+from xpuc.tuning.programs import loops_of, program_of
 from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Subject, Task
 
@@ -128,7 +128,8 @@ def export(
             watch(task.name, i, len(tasks))
             found.append(shortlist(task, db, most))
             bundled.append(_bundled(found[-1], f"{i}.so", folder))
-        loops = device_programs.build_loops(subject.target, folder / bundle.ROOFS)
+        kernels, loops = loops_of(subject.target)
+        device_programs.build(kernels, arch, folder / bundle.ROOFS)
         tvm_runtime.bundle(folder, "cuda")
         _save_blocks(tasks, folder)
         manifest = bundle.BundleManifest(

@@ -16,6 +16,7 @@ from xpuc.codegen.cuda.sass import Sass
 
 LEAST_WARPS = 8  # resident on a multiprocessor, or a kernel waits for memory most of the time
 MOST_INSTRUCTIONS = 1.5  # a product, in terms of the candidate that needs fewest
+MOST_SHARED = 48 << 10  # bytes that a block is given without asking for more at launch
 _LATENCY_S = 8e-7  # assumed: of memory under load
 _REGISTERS, _UNIT = 65536, 256  # of a multiprocessor; a warp is given whole units
 _LIMITS = {  # resident warps, blocks and bytes of shared memory of a multiprocessor
@@ -73,6 +74,8 @@ def refusal(code: Sequence[KernelCode], beside: Sequence[KernelCode], fewest: fl
     if spilled > sum(each.spilled_bytes for each in beside):
         return f"spills {spilled} bytes"
     for each in code:
+        if each.usage.shared_bytes > MOST_SHARED:
+            return f"{each.usage.shared_bytes} bytes of shared memory, a block has {MOST_SHARED}"
         resident = each.resident_blocks * each.warps
         if resident < min(LEAST_WARPS, each.warps * each.blocks):
             return (

@@ -116,16 +116,21 @@ def _build(facts: tuple[Any, ...], knobs: dict[str, int], library: Path) -> Cand
 
 def build_loops(machine: target.CompileTarget, folder: Path) -> tuple[Path, list[Loop]]:
     """The library of the kernels that measure a target's roofs, and what they are."""
-    made = target_of(machine.facts.kind).roof_loops(machine.facts)
-    path = folder / "roofs.so"
-    kernels = [loop.kernel.with_attr("global_symbol", loop.name) for loop in made]
+    path, (kernels, loops) = folder / "roofs.so", loops_of(machine)
     compile_library(kernels, machine.facts.kind, machine.facts.cpu, path)
+    return path, loops
+
+
+def loops_of(machine: target.CompileTarget) -> tuple[list[Any], list[Loop]]:
+    """The kernels that measure a target's roofs, under the names by which `Loop` has them."""
+    made = target_of(machine.facts.kind).roof_loops(machine.facts)
+    kernels = [each.kernel.with_attr("global_symbol", each.name) for each in made]
     loops = [
         Loop(each.name, each.elements, each.result,
              each.facts.get("bytes", 0), each.facts.get("operations", 0))
         for each in made
     ]  # fmt: skip
-    return path, loops
+    return kernels, loops
 
 
 def compile_library(kernels: Iterable[Any], kind: str, cpu: str, path: Path) -> None:
