@@ -29,82 +29,21 @@ from xpuc.artifact import (
     Synthetic,
     file_facts,
 )
-from xpuc.codegen import build, lower, roof, target, tvm_runtime
+from xpuc.codegen import build, copies, lower, roof, target, tvm_runtime
+from xpuc.codegen.options import KV_DTYPES, Options
 from xpuc.codegen.weights import Tensor, tensors_of, write_weights
-from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
+from xpuc.errors import XpucError
 from xpuc.frontend.model import Model, open_model
 from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
 from xpuc.ir.builder import PoolLayout
 from xpuc.ir.text import to_text
-from xpuc.passes import FUSIONS, Pass, run, without
+from xpuc.passes import Pass, run, without
 from xpuc.schedules import TargetFacts, tails_of, target_of
 from xpuc.tune_db import TuneDb
 
+__all__ = ["SEGMENT_TOKENS", "Compiled", "Options", "buckets", "compile_model", "operations"]
+
 SEGMENT_TOKENS = 128  # context that one attention work item covers
-_KV_DTYPES = {"f16": "float16", "f32": "float32", "q8_0": "q8_0"}
-OUT_ROWS = 64  # rows a prefill call gives logits of, or one a sequence if those are more
-
-
-@dataclass(frozen=True)
-class Options:
-    """What changes the compiled code.
-
-    `ctx`, `max_chunk` and `block_tokens` in tokens; a `ctx` of 0 is the checkpoint's own, at most
-    8192. `max_batch` in sequences.
-    """
-
-    target: str = "llvm"
-    cpu: str | None = None
-    ctx: int = 0
-    max_batch: int = 8
-    max_chunk: int = 512
-    activations: str = "int8"  # int8 | f32
-    kv: str = "f16"  # f16 | f32 | q8_0
-    block_tokens: int = 16
-    no_fuse: tuple[str, ...] = ()
-    deterministic: bool = False
-    tokenizer_pre: str | None = None
-    db: Path | None = None  # folder of tuned records, in place of the user's
-    untuned: bool = False  # use no records
-    synthetic: int | None = None  # leave the weights out: a load makes them up from this seed
-
-    @property
-    def max_out_rows(self) -> int:
-        """Rows a prefill call may give logits of: in a mixed step every sequence wants one."""
-        return max(OUT_ROWS, self.max_batch)
-
-    def check(self) -> None:
-        """Refuse what cannot be compiled before any work starts."""
-        for name, value, allowed in (
-            ("activations", self.activations, ("int8", "f32")),
-            ("kv", self.kv, tuple(_KV_DTYPES)),
-        ):
-            if value not in allowed:
-                raise RequestError(
-                    f"--{name} {value}: not known", f"choose one of {', '.join(allowed)}"
-                )
-        for name, size, low, high in (
-            ("ctx", self.ctx, 0, 1 << 20),
-            ("max-batch", self.max_batch, 1, 256),
-            ("max-chunk", self.max_chunk, 16, 4096),
-            ("synthetic", self.synthetic or 0, 0, (1 << 63) - 1),
-        ):
-            if not low <= size <= high:
-                raise RequestError(f"--{name} {size}: out of range", f"choose {low} to {high}")
-        if self.block_tokens not in (16, 32, 64, 128):
-            raise RequestError(
-                f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
-            )
-        if self.deterministic and self.target.startswith("cuda"):
-            raise RequestError(
-                "--deterministic: not for cuda",
-                "its tensor cores sum prompts in another order: leave it out, or say --target llvm",
-            )
-        for name in self.no_fuse:
-            if name not in FUSIONS:
-                raise UnsupportedError(f"unknown fusion: {name!r}", nearest(name, FUSIONS))
-
-
 Progress = Callable[[str, int, int], None]  # phase, done, total (bytes or steps)
 
 
@@ -183,6 +122,12 @@ class _Made:
     fusions: dict[str, Any]
     lowered: lower.Lowered
     entries: tuple[EntryPoint, ...]
+    copied: copies.Matrices
+
+    def tensor_names(self) -> dict[str, str]:
+        """The checkpoint's name of each weight by its parameter."""
+        weights = self.module["decode"].params[-len(self.weight_names) :]  # they are last
+        return dict(zip((p.name for p in weights), self.weight_names, strict=True))
 
 
 class _Work:
@@ -226,6 +171,10 @@ class _Work:
             self.manifest(model, made.machine, pool),
             entry_points=made.entries,
             planes=tuple(p for t in tensors for p in t.planes),
+            prefill_weights=self.options.prefill_weights,
+            copies=copies.records(
+                made.copied, target_of(made.machine.facts.kind), made.tensor_names()
+            ),
             tokenizer=tokenizer.facts,
             decisions={
                 "fusions": made.fusions,
@@ -245,12 +194,16 @@ class _Work:
     def made(self, model: Model) -> _Made:
         """The phases from the graph to the module of the target, before anything is built."""
         machine = self.machine
-        pool = PoolLayout(_KV_DTYPES[self.options.kv], self.options.block_tokens)
+        pool = PoolLayout(KV_DTYPES[self.options.kv], self.options.block_tokens)
         tails = tails_of(target_of(machine.facts.kind))
         module, weight_names = self.phase("graph", lambda: model.graph(pool, tails))
         module, fusions = self.phase("passes", partial(self.passes, module))
-        lowered, entries = self.phase("lower", partial(self.lower, model, module, machine, pool))
-        return _Made(machine, pool, module, weight_names, fusions, lowered, entries)
+        kernels, policy = target_of(machine.facts.kind), self.options.prefill_weights
+        copied = copies.copied(module["prefill"], kernels, policy)
+        lowered, entries = self.phase(
+            "lower", partial(self.lower, model, module, machine, pool, copied)
+        )
+        return _Made(machine, pool, module, weight_names, fusions, lowered, entries, copied)
 
     def tokenizer(self, model: Model) -> TokenizerSpec:
         return convert_tokenizer(model.metadata, path=model.path, pre=self.options.tokenizer_pre)
@@ -276,7 +229,12 @@ class _Work:
         path.write_text(to_text(module), encoding="utf-8")
 
     def lower(
-        self, model: Model, module: IRModule, machine: target.CompileTarget, pool: PoolLayout
+        self,
+        model: Model,
+        module: IRModule,
+        machine: target.CompileTarget,
+        pool: PoolLayout,
+        copied: copies.Matrices,
     ) -> tuple[lower.Lowered, tuple[EntryPoint, ...]]:
         """Every entry point: decode for each bucket of rows, prefill for any chunk."""
         options, kernels = self.options, target_of(machine.facts.kind)
@@ -297,8 +255,13 @@ class _Work:
                 lower.lower(lowered, module["decode" + suffix], name, rows, bounds)
                 entries.append(EntryPoint(name, "decode", rows, tail))
             bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": options.max_out_rows}
-            lower.lower(lowered, module["prefill" + suffix], "prefill" + suffix, None, bounds)
-            entries.append(EntryPoint("prefill" + suffix, "prefill", 0, tail))
+            prefill = module["prefill" + suffix]
+            for more, takes in copies.VARIANTS[options.prefill_weights if copied else "packed"]:
+                name = f"prefill{more}{suffix}"
+                lower.lower(lowered, prefill, name, None, bounds, copied if takes else ())
+                entries.append(EntryPoint(name, "prefill", 0, tail, takes))
+        if kernels.COPIES is not None:
+            copies.add_makers(lowered, kernels.COPIES, copied)
         return lowered, tuple(entries)
 
     def records(self, facts: TargetFacts) -> TuneDb:

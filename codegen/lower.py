@@ -7,7 +7,7 @@ of the schedule picked for it, or of the target-free kernel where no schedule ta
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,9 +72,14 @@ class _Entry:
     """One entry point being lowered: an Emitter for its schedules."""
 
     def __init__(
-        self, lowered: Lowered, function: relax.Function, name: str, rows: int | None
+        self,
+        lowered: Lowered,
+        function: relax.Function,
+        name: str,
+        rows: int | None,
+        copied: Collection[str],
     ) -> None:
-        self.lowered, self.name, self.rows = lowered, name, rows
+        self.lowered, self.name, self.rows, self.copied = lowered, name, rows, copied
         self.launched: list[str] = []  # the kernels of the operation being lowered
         self.zeroed: dict[str, Var] = {}  # tensors of zeros, by their types
         self.function = _for_rows(function, rows)
@@ -113,9 +118,10 @@ class _Entry:
         return self.builder.emit(value)
 
     def params(self) -> list[Var]:
-        """Index inputs and pools as they are; a matrix becomes its planes."""
+        """Index inputs and pools as they are; a matrix becomes its planes; then the copies."""
         formats = _formats(self.function)
         params: list[Var] = []
+        copies: list[Var] = []
         for p in self.function.params:
             if p not in formats:
                 self.new[p] = p
@@ -127,9 +133,13 @@ class _Entry:
                 relax.Var(f"{p.name}.{plane.name}", ops.tensor((plane.size,), plane.dtype))
                 for plane in self.lowered.plan.planes(format_name, rows, columns)
             )
-            self.new[p] = Weight(format_name, rows, columns, planes)
+            codes = None
+            if p.name in self.copied:
+                codes = relax.Var(f"{p.name}.codes", ops.tensor((rows * columns,), "int8"))
+                copies.append(codes)
+            self.new[p] = Weight(format_name, rows, columns, planes, codes)
             params.extend(planes)
-        return params
+        return [*params, *copies]
 
     def lower(self, bounds: Mapping[str, int]) -> None:
         """Emit the entry point; `bounds` are the largest values of the symbols it keeps."""
@@ -198,9 +208,13 @@ def lower(
     name: str,
     rows: int | None,
     bounds: Mapping[str, int],
+    copied: Collection[str] = (),
 ) -> None:
-    """Add the entry point `name` to the module: `function` for `rows` rows, or for any number."""
-    _Entry(lowered, function, name, rows).lower(bounds)
+    """Add the entry point `name` to the module: `function` for `rows` rows, or for any number.
+
+    After all planes it takes the int8 copies of the matrices that `copied` names, in their order.
+    """
+    _Entry(lowered, function, name, rows, copied).lower(bounds)
 
 
 def _for_rows(function: relax.Function, rows: int | None) -> relax.Function:

@@ -28,7 +28,8 @@ class Operation:
     def at(site: Site, choice: Choice | None) -> Operation:
         """The operation of a site."""
         key = site.key
-        name = f"{key.op} {key.shape} rows={key.rows or 'any'}"
+        copies = " int8" if site.copies else ""
+        name = f"{key.op} {key.shape} rows={key.rows or 'any'}{copies}"
         return Operation(name, site.facts(), choice)
 
     def as_manifest(self) -> dict[str, Any]:

@@ -25,18 +25,24 @@ See = Callable[[str, Any, bool, Any, tuple[Any, ...]], None]
 class Calls:
     """What the calls of a model have in common.
 
-    vm           the Relax VM of its library
-    entries      the entry points by their rows (0: any number) and tail
-    operands     K/V and weights, the tuple that all of them take last
-    is_observed  somebody is to be told of each call that the VM makes
+    vm                the Relax VM of its library
+    entries           the entry points by their rows (0: any number) and tail
+    operands          K/V and weights, the tuple that decode calls take last
+    prefill_operands  what those of prompts take: the same, and the int8 copies that were made
+    is_observed       somebody is to be told of each call that the VM makes
     """
 
     vm: Any
     entries: Mapping[tuple[int, Tail], Any]
     operands: Any
+    prefill_operands: Any
     max_out_rows: int
     n_vocab: int
     is_observed: bool = field(default=False, init=False)
+
+    def operands_of(self, batch: Batch) -> Any:
+        """The tuple that a call of the batch takes last."""
+        return self.prefill_operands if batch.kind == "prefill" else self.operands
 
     @contextmanager
     def observed(self, see: See) -> Iterator[None]:
@@ -94,8 +100,8 @@ class HostRunner:
         assert follows is None, "a call is over before the next one is asked for"
         rows = 0 if batch.kind == "prefill" else batch.n_rows
         n_out, result = len(batch.out_rows), self._results[tail]
-        written = result.tensors[rows or n_out]
-        self._calls.entries[rows, tail](*self._index(batch), written, self._calls.operands)
+        written, operands = result.tensors[rows or n_out], self._calls.operands_of(batch)
+        self._calls.entries[rows, tail](*self._index(batch), written, operands)
         return Ticket(result.arrays[n_out])
 
     def collect(self, ticket: Ticket) -> npt.NDArray[Any]:

@@ -96,7 +96,7 @@ class GpuRunner:
         def arguments() -> list[Any]:
             arrays = (*batch.arrays, batch.sampling) if tail == "sampled" else batch.arrays
             index = [mirror.tensor(whole, n) for whole, n in arrays]
-            return [*index, result, self._calls.operands]
+            return [*index, result, self._calls.operands_of(batch)]
 
         entry = (batch.n_rows if is_decode else 0, tail)
         if is_decode:

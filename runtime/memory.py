@@ -37,11 +37,23 @@ class PoolMemory:
 
 
 @dataclass(frozen=True)
+class PrefillWeights:
+    """What prompts are multiplied with: `copies` bytes of int8 copies beside the packed weights.
+
+    `reason` says why there are any, or why none.
+    """
+
+    copies: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class MemoryStatement:
     """Bytes by term."""
 
     free: int
     weights: int
+    prefill: PrefillWeights
     activations: int
     logits: int
     pools: tuple[PoolMemory, ...]
@@ -54,20 +66,28 @@ class MemoryStatement:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.logits + self.kv_pool + self.runtime
+        fixed = self.weights + self.prefill.copies + self.activations + self.logits + self.runtime
+        return fixed + self.kv_pool
 
     def lines(self) -> list[str]:
-        """One line a term, in MiB."""
+        """One line a term, in MiB, and one on the weights of prompts if they were asked about."""
         terms = (
             ("free memory", self.free),
             ("weights (mapped file)", self.weights),
+            *([("int8 copies for prompts", self.prefill.copies)] if self.prefill.copies else []),
             ("activations (planned)", self.activations),
             ("logits", self.logits),
             *(_pool_term(pool) for pool in self.pools),
             ("runtime and tokenizer", self.runtime),
             ("total", self.total),
         )
-        return [f"{name:<28}{value / 2**20:>10.1f} MiB" for name, value in terms]
+        lines = [f"{name:<28}{value / 2**20:>10.1f} MiB" for name, value in terms]
+        if self.prefill != PACKED:
+            lines.append(f"prefill weights: {self.prefill.reason}")
+        return lines
+
+
+PACKED = PrefillWeights(0, "packed, as compiled")
 
 
 def _pool_term(pool: PoolMemory) -> tuple[str, int]:
@@ -123,15 +143,18 @@ def plan(
     bare = MemoryStatement(
         free=free_bytes() if free is None else free,
         weights=manifest.memory["weights"],
+        prefill=PACKED,
         activations=manifest.memory["activations"],
         # What a step returns is no part of what the compiler planned.
         logits=manifest.max_out_rows * manifest.n_vocab * 4,
         pools=(),
         runtime=RUNTIME_BYTES + manifest.n_vocab * TOKEN_BYTES,
     )
-    left = max(0, bare.free - bare.total - RESERVE_BYTES)
     of_one = sequence_pools(manifest, context, rings=rings)
     n_bytes = sum(pool.n_bytes for pool in of_one)
+    spare = bare.free - bare.total - RESERVE_BYTES - n_sequences * n_bytes
+    bare = dataclasses.replace(bare, prefill=_prefill_weights(manifest, spare))
+    left = max(0, bare.free - bare.total - RESERVE_BYTES)
     if n_bytes > left:
         raise ArtifactError(
             f"{manifest.name}: K/V for one sequence of {context} tokens takes"
@@ -163,6 +186,23 @@ def _countable_blocks(manifest: Manifest, window: int) -> int:
         if seen == window
         for array in kv.arrays(layer)
     )
+
+
+def _prefill_weights(manifest: Manifest, spare: int) -> PrefillWeights:
+    """What prompts are multiplied with, where `spare` bytes are free beside all K/V wanted."""
+    copies = manifest.copy_bytes
+    size = f"int8 copies of {copies / 2**20:,.1f} MiB"
+    match manifest.prefill_weights:
+        case "packed":
+            return PACKED
+        case "int8":
+            return PrefillWeights(copies, f"{size}, as compiled")
+    if not copies:
+        return PrefillWeights(0, "packed (auto: int8 copies pay for no matrix of the model)")
+    free = f"{max(0, spare) / 2**20:,.1f} MiB are free beside weights and K/V"
+    if copies > spare:
+        return PrefillWeights(0, f"packed (auto: {size} are too much, {free})")
+    return PrefillWeights(copies, f"{size} (auto: {free})")
 
 
 def sequence_pools(

@@ -32,7 +32,7 @@ from xpuc.runtime.gpu_runner import GpuRunner
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
 from xpuc.runtime.modes import Mode, Modes, modes_of
 from xpuc.runtime.places import Gpu, Place, place_of
-from xpuc.runtime.weights import planes_of
+from xpuc.runtime.weights import make_copies, planes_of
 
 # What opens a compiled model, and what the TVM runtime library alone registers.
 _LOADER = "ffi.Module.load_from_bytes.relax.VMExecutable"
@@ -74,15 +74,22 @@ class Model:
         self.is_replayed = modes.graphs.is_on
         self._place = place
         vm = _open_library(directory, place)
-        entries = {(e.rows, e.tail): vm[e.name] for e in manifest.entry_points}
+        takes_copies = statement.prefill.copies > 0
+        entries = {
+            (e.rows, e.tail): vm[e.name]
+            for e in manifest.entry_points
+            if e.kind == "decode" or e.copies == takes_copies
+        }
         self._weights = [place.tensor(plane) for plane in planes_of(directory, manifest)]
+        copies = make_copies(vm, manifest, self._weights) if takes_copies else []
         self.kv = tuple(
             KvPool(n, manifest.kv, window, place)
             for n, window in zip(self.n_blocks, self.windows, strict=True)
         )
         self._pools = in_layer_order(pool.tensors for pool in self.kv)
         operands = tvm_ffi.convert([*self._pools, *self._weights])
-        self._calls = Calls(vm, entries, operands, self.max_out_rows, self.n_vocab)
+        for_prompts = tvm_ffi.convert([*self._pools, *self._weights, *copies])
+        self._calls = Calls(vm, entries, operands, for_prompts, self.max_out_rows, self.n_vocab)
         self._runner = runner_of(place, self._calls, graphs=self.is_replayed)
 
     @property

@@ -1,4 +1,5 @@
-"""The weights of an artifact: its file, mapped into memory, or made up where it has none."""
+"""The weights of an artifact: its file, mapped into memory, or made up where it has none; and the
+int8 copies that prompts are multiplied with."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import mmap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,3 +49,9 @@ def map_planes(path: Path, planes: Sequence[Plane]) -> list[np.ndarray]:
             )
         arrays.append(np.frombuffer(data, dtype, plane.size, start + begin))
     return arrays
+
+
+def make_copies(vm: Any, manifest: Manifest, weights: Sequence[Any]) -> list[Any]:
+    """The int8 copies, in operand order; `weights` are the tensors of the manifest's planes."""
+    planes = dict(zip((plane.name for plane in manifest.planes), weights, strict=True))
+    return [vm[copy.entry](*(planes[name] for name in copy.planes)) for copy in manifest.copies]

@@ -25,9 +25,9 @@ from xpuc.schedules.site import Site, TargetFacts, Type, Var, Weight, site_of
 from xpuc.tune_db import Record, TuneDb
 
 __all__ = [
-    "Choice", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space", "Target",
-    "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick", "site_of",
-    "tails_of", "target_of",
+    "Choice", "Copies", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space",
+    "Target", "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick",
+    "site_of", "tails_of", "target_of",
 ]  # fmt: skip
 
 
@@ -100,10 +100,30 @@ class RoofLoop:
     facts: Mapping[str, int]
 
 
+class Copies(Protocol):
+    """What a target knows of int8 copies of packed matrices, which its prompts may read."""
+
+    def pays(self, format: str) -> bool:
+        """Whether prompts take fewer instructions with a copy than with the packed matrix."""
+
+    def why_not(self, format: str) -> str:
+        """Why a format has no copies, in a few words."""
+
+    def element_planes(self, format: str) -> tuple[str, ...]:
+        """The planes of the packed matrix that `widen` reads, in order."""
+
+    def codes_per_word(self, format: str) -> int:
+        """Elements of a matrix for each word of the first of them."""
+
+    def widen(self, format: str) -> Any:
+        """The kernel: those planes to int8 (rows * columns,)."""
+
+
 class Target(Protocol):
     """What the package of a target has: its schedules, and its weights in memory."""
 
     SCHEDULES: tuple[Schedule, ...]
+    COPIES: Copies | None
 
     def planes(self, format: str, rows: int, k: int) -> Sequence[Any]:
         """The planes a matrix of `rows` rows and `k` columns is packed into."""

@@ -20,12 +20,16 @@ _SHORT = {"float16": "f16", "int8": "i8"}  # dtypes that tell sites apart
 
 @dataclass(frozen=True)
 class Weight:
-    """A packed matrix as an operand: its format, its shape, its planes in the target's layout."""
+    """A packed matrix as an operand: its format, its shape, its planes in the target's layout.
+
+    `codes` is its int8 copy (rows * columns,), where the step takes one.
+    """
 
     format: str
     rows: int
     columns: int
     planes: tuple[Var, ...]
+    codes: Var | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Site:
     target: TargetFacts
     block_tokens: int
     kv_dtype: str
+
+    @property
+    def copies(self) -> tuple[Var, ...]:
+        """The copies of its matrices, or none if one has none."""
+        found = tuple(w.codes for w in self.weights if w.codes is not None)
+        return found if len(found) == len(self.weights) else ()
 
     @property
     def key(self) -> Key:
@@ -101,6 +111,7 @@ class Site:
             "result": _type_facts(self.result),
             "block_tokens": self.block_tokens,
             "kv_dtype": self.kv_dtype,
+            **({"copies": True} if self.copies else {}),
         }
 
 
@@ -114,15 +125,21 @@ def site_of(facts: dict[str, Any], target: TargetFacts, planes: Any) -> Site:
     return Site(
         op=facts["op"], attrs={k: _tuples(v) for k, v in facts["attrs"].items()},
         n=facts["rows"], operands=tuple(operands),
-        weights=tuple(_weight(f, r, c, planes(f, r, c)) for f, r, c in facts["weights"]),
+        weights=tuple(
+            _weight(f, r, c, planes(f, r, c), is_copied=facts.get("copies", False))
+            for f, r, c in facts["weights"]
+        ),
         result=_type(facts["result"], symbols), target=target,
         block_tokens=facts["block_tokens"], kv_dtype=facts["kv_dtype"],
     )  # fmt: skip
 
 
-def _weight(format: str, rows: int, columns: int, planes: Iterable[Any]) -> Weight:
+def _weight(
+    format: str, rows: int, columns: int, planes: Iterable[Any], *, is_copied: bool
+) -> Weight:
     made = (relax.Var(p.name, ops.tensor((p.size,), p.dtype)) for p in planes)
-    return Weight(format, rows, columns, tuple(made))
+    codes = relax.Var("codes", ops.tensor((rows * columns,), "int8")) if is_copied else None
+    return Weight(format, rows, columns, tuple(made), codes)
 
 
 def _type_facts(ty: Type) -> list[Any]:

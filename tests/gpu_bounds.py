@@ -29,13 +29,16 @@ from xpuc.schedules.cuda.attention_prefill import attention_prefill
 from xpuc.schedules.cuda.elementwise import residual_add, rope_table, softcap, take_rows, zeros
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
+from xpuc.schedules.cuda.int8_matmul import int8_gated_matmul, int8_matmul
 from xpuc.schedules.cuda.linear import linear
 from xpuc.schedules.cuda.matmul import gated_matmul, matmul
 from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.products import Weight
 from xpuc.schedules.cuda.quantize import quantize
+from xpuc.schedules.cuda.regroup import regroup
 from xpuc.schedules.cuda.rope import qk_prep
 from xpuc.schedules.cuda.sample import group_best, sample
+from xpuc.schedules.cuda.widen import INSTRUCTIONS, widen
 from xpuc.schedules.packed import FORMATS, packed
 
 BOUNDS = Path(__file__).parent / "codegen" / "gpu_bounds.json"
@@ -150,6 +153,12 @@ def _products() -> Iterator[tirx.PrimFunc]:
     for format in ("Q4_1", "Q4_K"):
         pair = Weight(format, D_FF), Weight(format, D_FF)
         yield gated_matmul(*pair, D_MODEL, activation="q8", act="silu")
+    for format in INSTRUCTIONS:
+        yield int8_matmul([Weight(format, D_MODEL)], D_MODEL)
+        yield widen(format)
+    pair = Weight("Q4_K", D_FF), Weight("Q4_K", D_FF)
+    yield int8_gated_matmul(*pair, D_MODEL, act="silu")
+    yield regroup(D_FF)
 
 
 def _attentions() -> Iterator[tirx.PrimFunc]:

@@ -26,7 +26,7 @@ import xxhash
 
 from xpuc.errors import ArtifactError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
@@ -58,15 +58,17 @@ SUFFIXES: dict[Tail, str] = {"logits": "", "greedy": "_greedy", "sampled": "_sam
 class EntryPoint:
     """A function of model.so.
 
-    rows  its number of tokens, 0 for any number up to max_chunk
-    tail  what it gives of each wanted row: logits, or the id that is chosen: the likeliest, or as
-          the row's options say (see Sampling)
+    rows    its number of tokens, 0 for any number up to max_chunk
+    tail    what it gives of each wanted row: logits, or the id that is chosen: the likeliest, or as
+            the row's options say (see Sampling)
+    copies  whether it takes the int8 copies after the planes
     """
 
     name: str
     kind: str  # decode | prefill
     rows: int
     tail: Tail
+    copies: bool = False
 
 
 class Sampling(NamedTuple):
@@ -129,6 +131,20 @@ class Synthetic:
 
     def __str__(self) -> str:
         return f"synthetic weights (seed {self.seed})"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An int8 copy of a matrix, which a load makes on the device and prompts are multiplied with.
+
+    name   the tensor's
+    entry  the function of model.so that makes it of the `planes` named: int8 (size,)
+    """
+
+    name: str
+    entry: str
+    size: int  # elements, which are bytes
+    planes: tuple[str, ...]
 
 
 def windows_of(layers: Iterable[int]) -> tuple[int, ...]:
@@ -239,6 +255,8 @@ class Manifest:
     decisions: dict[str, Any]  # schedules and fusions, chosen and refused
     memory: dict[str, int]  # bytes: weights, activations (planned, largest entry point)
     synthetic: Synthetic | None = None  # in place of a weight file
+    prefill_weights: str = "packed"  # packed | int8 | auto: what prompts are multiplied with
+    copies: tuple[Copy, ...] = ()  # operands of the entry points that take them, in this order
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # see `file_facts`
     format_version: int = FORMAT_VERSION
 
@@ -247,6 +265,11 @@ class Manifest:
         """Every operation: facts, schedule, why, kernels, uses by entry point."""
         found: list[dict[str, Any]] = self.decisions["operations"]
         return found
+
+    @property
+    def copy_bytes(self) -> int:
+        """What all copies take."""
+        return sum(copy.size for copy in self.copies)
 
     def to_json(self) -> str:
         """The text of manifest.json; its last key is the digest of the text without that key."""
@@ -310,6 +333,7 @@ def _from_json(raw: dict[str, Any]) -> Manifest:
             "entry_points": tuple(EntryPoint(**e) for e in raw["entry_points"]),
             "planes": tuple(Plane(**p) for p in raw["planes"]),
             "synthetic": _synthetic(raw["synthetic"]),
+            "copies": tuple(Copy(**c | {"planes": tuple(c["planes"])}) for c in raw["copies"]),
         }
     )
 

@@ -19,6 +19,7 @@ _INSTRUCTION = re.compile(
 )
 _NOTHING = ("NOP", "BRA", "EXIT")
 INSTALL = "pip install 'xpuc[cuda,tune]'"
+_ALL = (0, 1 << 62)  # addresses
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,28 @@ class Sass:
 
     def hot_loop(self) -> tuple[Instruction, ...]:
         """The longest loop that holds no other, all of the code if there is none."""
-        jumps = [i for i in self.instructions if i.target is not None and i.target < i.address]
-        spans = [(int(j.target or 0), j.address) for j in jumps]
+        return self._within(self._hot_span())
+
+    def around_the_hot_loop(self) -> tuple[Instruction, ...]:
+        """The shortest loop that holds the hot one and more, all of the code if there is none."""
+        first, last = self._hot_span()
+        around = [s for s in self._loops() if s[0] <= first and last < s[1]]
+        return self._within(min(around, key=lambda s: s[1] - s[0], default=_ALL))
+
+    def _hot_span(self) -> tuple[int, int]:
+        spans = self._loops()
         inner = [
             s for s in spans if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in spans)
         ]
-        first, last = max(inner, key=lambda s: s[1] - s[0], default=(0, 1 << 62))
-        return tuple(i for i in self.instructions if first <= i.address <= last)
+        return max(inner, key=lambda s: s[1] - s[0], default=_ALL)
+
+    def _loops(self) -> list[tuple[int, int]]:
+        """First and last address of each."""
+        jumps = [i for i in self.instructions if i.target is not None and i.target < i.address]
+        return [(int(j.target or 0), j.address) for j in jumps]
+
+    def _within(self, span: tuple[int, int]) -> tuple[Instruction, ...]:
+        return tuple(i for i in self.instructions if span[0] <= i.address <= span[1])
 
     def loaded_bytes(self) -> int:
         """Bytes a thread asks global memory for in one pass of the hot loop."""

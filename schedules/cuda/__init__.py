@@ -1,8 +1,9 @@
 """The GPU target: its schedules in order. The first that accepts an operation's place runs it.
 
 A step of few rows runs products of whole rows by warps (`linear`, `gate_up`, `argmax`), one of many
-rows on tensor cores (`matmul`, `attention_prefill`), whose sums run in another order: their rows'
-bits are not those of a decode step, and `--deterministic` does without them.
+rows on tensor cores (`matmul`, `int8_matmul` where the weights have copies, `attention_prefill`),
+whose sums run in another order: their rows' bits are not those of a decode step, and
+`--deterministic` does without them.
 """
 
 from __future__ import annotations
@@ -13,22 +14,26 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from xpuc.schedules import Emitter, RoofLoop, Schedule, Site, TargetFacts, Var
+from xpuc.schedules import Copies, Emitter, RoofLoop, Schedule, Site, TargetFacts, Var
 from xpuc.schedules.attention_job import QkPrepJob
 from xpuc.schedules.cuda import (
     argmax,
     attention,
     attention_prefill,
     elementwise,
+    int8_matmul,
     layouts,
     matmul,
     read,
+    regroup,
     sample,
+    widen,
 )
 from xpuc.schedules.cuda.attention import Attention
 from xpuc.schedules.cuda.attention_merge import merges_whole_blocks
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
+from xpuc.schedules.cuda.int8_matmul import Int8GatedKnobs, Int8MatmulKnobs
 from xpuc.schedules.cuda.layouts import planes
 from xpuc.schedules.cuda.linear import LinearKnobs, linear
 from xpuc.schedules.cuda.matmul import MatmulKnobs
@@ -39,7 +44,9 @@ from xpuc.schedules.cuda.rope import qk_prep
 from xpuc.schedules.cuda.spaces import gate_up_space, head_space, linear_space, matmul_space
 from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
-__all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
+__all__ = ["COPIES", "SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
+
+COPIES: Copies = widen
 
 
 def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:
@@ -112,6 +119,39 @@ def _gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
         kernel, [*x, *planes_of(site)], [relax.TensorType([rows, gate.rows], "float32")]
     )
     return _quantised(emit, site, h, gate.rows)
+
+
+def _int8_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
+    x, biases = _grouped(emit, site)
+    kernel = once(
+        int8_matmul.int8_matmul, _weights(site), site.weights[0].columns,
+        bias=_biases(site), knobs=knobs,
+    )  # fmt: skip
+    return emit.launch(kernel, [*x, *planes_of(site), *site.copies, *biases], [site.result])
+
+
+def _int8_gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
+    x, _ = _grouped(emit, site)
+    gate, up = _weights(site)
+    kernel = once(
+        int8_matmul.int8_gated_matmul, gate, up, site.weights[0].columns,
+        act=site.attrs["activation"], knobs=knobs,
+    )  # fmt: skip
+    rows = site.operands[0].ty.shape[1]
+    h = emit.launch(
+        kernel, [*x, *planes_of(site), *site.copies],
+        [relax.TensorType([rows, gate.rows], "float32")],
+    )  # fmt: skip
+    return _quantised(emit, site, h, gate.rows)
+
+
+def _grouped(emit: Emitter, site: Site) -> tuple[list[Var], list[Var]]:
+    """The activation of a projection with a scale for 256 columns, and the operands after it."""
+    _, x, others = activation_of(site)
+    n, k = x[0].ty.shape[1], site.weights[0].columns
+    made = [relax.TensorType(list(shape), dtype) for _, shape, dtype in regroup.shapes(n, k)]
+    grouped = emit.launch(once(regroup.regroup, k), x, made)
+    return [emit.item(grouped, i) for i in range(len(made))], others
 
 
 def _quantised(emit: Emitter, site: Site, value: Var, columns: int) -> Var:
@@ -263,6 +303,10 @@ def _many_rows(site: Site) -> bool:
     return site.n is None and not is_exact and matmul.accepts(site.weights[0].columns)
 
 
+def _has_copies(site: Site) -> bool:
+    return bool(site.copies) and activation_of(site)[0] == "q8"
+
+
 def _decodes(site: Site) -> bool:
     return site.n is not None
 
@@ -281,6 +325,17 @@ def _two_rows_alike(site: Site) -> bool:
 
 # fmt: off
 SCHEDULES: tuple[Schedule, ...] = (
+    Schedule(
+        "int8_matmul", "linear", _has_copies, _int8_matmul, Int8MatmulKnobs, batch_invariant=False
+    ),
+    Schedule(
+        "int8_matmul", "linear_group", _has_copies, _int8_matmul, Int8MatmulKnobs,
+        batch_invariant=False,
+    ),
+    Schedule(
+        "int8_gated_matmul", "gate_up", _has_copies, _int8_gated_matmul, Int8GatedKnobs,
+        batch_invariant=False,
+    ),
     Schedule("matmul", "linear", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
     Schedule("matmul", "linear_group", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
     Schedule(

@@ -39,7 +39,7 @@ def sub_block(facts: Packed, planes: Mapping[str, Buffer], index: Expr) -> SubBl
     """
     per_block = facts.columns // COLUMNS
     block = index if per_block == 1 else tir.let(index // per_block)
-    words = _words(facts, planes, index)
+    units = words(facts, planes, index)
     d = tir.let(tir.cast(tir.load(planes["d"], block), "float32"))
     scales, mins = _factors(facts, planes, index)
     scale = _times(d, scales)
@@ -50,10 +50,11 @@ def sub_block(facts: Packed, planes: Mapping[str, Buffer], index: Expr) -> SubBl
     elif facts.offset:
         offset = tir.const(-facts.offset, "float32")
         shift = _each(scale, lambda s: tir.let(s * offset))
-    return SubBlock(words, scale, shift)
+    return SubBlock(units, scale, shift)
 
 
-def _words(facts: Packed, planes: Mapping[str, Buffer], index: Expr) -> tuple[Expr, ...]:
+def words(facts: Packed, planes: Mapping[str, Buffer], index: Expr) -> tuple[Expr, ...]:
+    """The elements of sub-block `index` as `SubBlock.words` has them."""
     units: list[Expr] = []
     for name, count in zip(("qs", "top"), UNITS[facts.bits], strict=False):
         for first in range(0, count, 4):

@@ -11,7 +11,7 @@ from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.tir import Buffer, Expr, T
 
-_SMALLEST_NORMAL = 1.1754943508222875e-38
+SMALLEST_NORMAL = 1.1754943508222875e-38
 _WARPS = 4
 
 
@@ -63,7 +63,7 @@ def _scale(value: Expr, lanes: int) -> tuple[Expr, Expr]:
     magnitude = tir.bits(value, "int32") & tir.const(0x7FFFFFFF, "int32")
     largest = tir.bits(tir.warp_reduce(magnitude, "max", lanes), "float32")
     scale = tir.let(largest / tir.const(127.0, "float32"))
-    normal = scale >= tir.const(_SMALLEST_NORMAL, "float32")
+    normal = scale >= tir.const(SMALLEST_NORMAL, "float32")
     one, zero = tir.const(1.0, "float32"), tir.const(0.0, "float32")
     return scale, tir.let(T.Select(normal, one / scale, zero))
 

@@ -327,25 +327,34 @@ def load_matrices(
     T.evaluate(T.ptx[instruction](*(into[at + i] for i in range(count)), pointer))
 
 
-def mma_f16(acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr]) -> None:
+def mma_f16(
+    acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr], *, onto: bool = True
+) -> None:
     """Add the product of two tiles of f16, 16x16 and 16x8, to one of f32 (PTX mma m16n8k16).
 
-    Four registers of a, two of b (uint32, two elements each), `acc[at]` to `acc[at + 3]`.
+    Four registers of a, two of b (uint32, two elements each), `acc[at]` to `acc[at + 3]`, which
+    are overwritten if not `onto`.
     """
-    _mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", acc, at, a, b)
+    _mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", acc, at, a, b, onto)
 
 
-def mma_s8(acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr]) -> None:
+def mma_s8(
+    acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr], *, onto: bool = True
+) -> None:
     """Add the product of two tiles of int8, 16x32 and 32x8, to one of int32 (PTX mma m16n8k32).
 
-    Four registers of a, two of b (four elements each); the sums are int32 in uint32 registers.
+    Four registers of a, two of b (four elements each); the sums are int32 in uint32 registers,
+    which are overwritten if not `onto`.
     """
-    _mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", acc, at, a, b)
+    _mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", acc, at, a, b, onto)
 
 
-def _mma(instruction: str, acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr]) -> None:
+def _mma(
+    instruction: str, acc: Buffer, at: int, a: Sequence[Expr], b: Sequence[Expr], onto: bool
+) -> None:
     sums = [acc[at + i] for i in range(4)]
-    T.evaluate(T.ptx[instruction](*sums, *a, *b, *sums))
+    before = sums if onto else [const(0, str(acc.dtype))] * 4
+    T.evaluate(T.ptx[instruction](*sums, *a, *b, *before))
 
 
 def copy_async(into: Buffer, at: Sequence[Expr], source: Buffer, index: Sequence[Expr]) -> None:

@@ -26,7 +26,9 @@ from xpuc.schedules.llvm.rope import QkPrep, qk_prep, rope_table
 from xpuc.schedules.llvm.spaces import attention_space, linear_space
 from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
-__all__ = ["SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
+__all__ = ["COPIES", "SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
+
+COPIES = None  # prompts read the packed weights, as decoding does
 
 
 def pack(format: str, raw: np.ndarray) -> Sequence[np.ndarray]:

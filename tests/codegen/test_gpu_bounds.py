@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import gpu_bounds
 import pytest
@@ -12,6 +13,10 @@ from xpuc.bench.predict import INSTRUCTIONS
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.cuda.sass import Sass, disassemble
+from xpuc.schedules.cuda import widen
+from xpuc.schedules.cuda.int8_matmul import int8_matmul
+from xpuc.schedules.cuda.matmul import MatmulKnobs, matmul
+from xpuc.schedules.cuda.products import Weight
 
 # Instructions of the hot loop for each weight: those with no scale below that of a block, and the
 # K formats. A value of IQ4 is looked up by byte permutations, three for four weights.
@@ -44,6 +49,9 @@ def test_kernels_have_the_instructions_they_are_written_for(sass: dict[str, Sass
             assert kernel.count("IDP.4A") >= 8, name
         if name.startswith(("matmul_", "gated_matmul_", "attention_prefill_")):
             assert kernel.count("HMMA.16816.F32") >= 4, name
+        if name.startswith(("int8_matmul_", "int8_gated_matmul_")):
+            assert kernel.count("IMMA.16832.S8.S8") >= 64, name
+            assert kernel.count("LDGSTS.E.BYPASS.128") >= 8, name
         if name.startswith(("linear_", "gate_up_", "matmul_", "gated_matmul_", "attention_")):
             assert kernel.count("LDG.E.128"), name
 
@@ -56,6 +64,27 @@ def test_few_instructions_decode_and_multiply_a_weight(format: str, sass: dict[s
     assert weights >= 64
     most = min(INSTRUCTIONS[format], PER_WEIGHT.get(format, PER_WEIGHT_OF_OTHERS))
     assert kernel.instructions_per_weight(weights) <= most
+
+
+@pytest.mark.slow
+def test_prompts_take_fewer_instructions_with_a_copy() -> None:
+    """Of a warp for 16 x 8 x 32 products: 1 mma of int8, or 2 of f16 in tiles of the same size."""
+    k, knobs = gpu_bounds.D_MODEL, MatmulKnobs(128, 128, 2, 4)
+    weights = [Weight(format, k) for format in widen.INSTRUCTIONS]
+    copied = [int8_matmul([weight], k) for weight in weights]
+    packed = [matmul([weight], k, activation="q8", knobs=knobs) for weight in weights]
+    code = disassemble(gpu_bounds.compiled([*copied, *packed]).code, "sm_90a")
+
+    def of_tile(kernel: Any) -> float:
+        """256 columns of a tile, in 4 steps of the hot loop, are 128 such products a warp."""
+        made = code[gpu_bounds.name_of(kernel)]
+        step = made.instructions_per_weight(1)
+        group = len(made.around_the_hot_loop()) - step if kernel in copied else 0
+        return (4 * step + group) / 128
+
+    for weight, with_copy, without in zip(weights, copied, packed, strict=True):
+        most, least = widen.INSTRUCTIONS[weight.format]
+        assert of_tile(with_copy) <= most < least <= of_tile(without)
 
 
 def test_a_bound_holds_for_what_takes_no_more() -> None:

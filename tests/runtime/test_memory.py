@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runs import manifest
 
+from xpuc.artifact import Copy
 from xpuc.errors import ArtifactError
 from xpuc.runtime import memory
 
@@ -77,6 +78,37 @@ def test_less_than_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: FIXED)
     with pytest.raises(ArtifactError, match="0 MiB are free beside the model"):
         memory.plan(MODEL, 1, 4)
+
+
+COPIES = (Copy("a.weight", "copy_q4_k", 3 << 20, ("a.weight.qs",)),)
+SPARE = FREE - FIXED - memory.RESERVE_BYTES - 2 * (10 + RING) * BLOCK  # beside two sequences
+
+
+@pytest.mark.parametrize(
+    ("policy", "copies", "spare", "taken", "said"),
+    [
+        ("int8", COPIES, 3 << 20, 3 << 20, "int8 copies of 3.0 MiB, as compiled"),
+        ("auto", COPIES, 3 << 20, 3 << 20, "int8 copies of 3.0 MiB (auto: 3.0 MiB are free"),
+        ("auto", COPIES, (3 << 20) - 1, 0, "packed (auto: int8 copies of 3.0 MiB are too much"),
+        ("auto", (), 3 << 20, 0, "pay for no matrix"),
+    ],
+)
+def test_copies_for_prompts(
+    policy: str, copies: tuple[Copy, ...], spare: int, taken: int, said: str
+) -> None:
+    model = manifest(prefill_weights=policy, copies=copies)
+    statement = memory.plan(model, 2, 40, free=FREE - SPARE + spare)
+    assert statement.prefill.copies == taken
+    assert statement.total == FIXED + taken + 2 * (10 + RING) * BLOCK
+    assert said in statement.lines()[-1]
+    assert any("int8 copies for prompts" in line for line in statement.lines()) == bool(taken)
+
+
+def test_copies_that_are_asked_for_go_before_sequences() -> None:
+    model = manifest(prefill_weights="int8", copies=COPIES)
+    free = FREE - SPARE + COPIES[0].size
+    assert memory.plan(model, 2, 40, free=free).pools[0].n_blocks == 20
+    assert memory.plan(model, 2, 40, free=free - BLOCK).pools[0].n_blocks < 20
 
 
 def machine(root: Path, cgroup: str, **files: str) -> Path:

@@ -60,6 +60,14 @@ if TYPE_CHECKING:
     help="How keys and values are kept; q8_0 takes 17/32 of the memory of f16.",
 )
 @click.option(
+    "--prefill-weights",
+    type=click.Choice(["packed", "int8", "auto"]),
+    default="packed",
+    show_default=True,
+    help="What a GPU multiplies prompts with: int8 makes copies at load, a byte a weight; auto"
+    " where memory allows.",
+)
+@click.option(
     "--block-tokens",
     type=int,
     default=16,

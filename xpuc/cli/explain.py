@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
-from xpuc.cli.inspect_artifact import fusion
+from xpuc.cli.inspect_artifact import fusion, prefill_weights
 from xpuc.errors import RequestError, XpucError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
             "operations": [each.as_json() for each in found],
             "fusions": fusions,
             "records_ignored": ignored,
+            "prefill_weights": manifest.prefill_weights,
             "roofs": measured.roofs.as_json() if measured else None,
             "step_us": round(measured.step_us, 1) if measured else None,
             "not_measured": why_not,
@@ -91,7 +92,7 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
         }
         click.echo(json.dumps(facts, indent=1))
         return
-    click.echo("\n".join(_lines(found, fusions, ignored, measured, why_not)))
+    click.echo("\n".join(_lines(found, manifest, measured, why_not)))
     if predicted:
         click.echo("\n".join(predicted.lines()))
 
@@ -153,18 +154,18 @@ def _measured(
 
 
 def _lines(
-    found: list[Explained],
-    fusions: Mapping[str, Any],
-    ignored: Mapping[str, int],
-    measured: Any | None,
-    why_not: str | None,
+    found: list[Explained], manifest: Manifest, measured: Any | None, why_not: str | None
 ) -> Iterator[str]:
     for each in found:
         yield each.name
         yield from quantities.columns(each.lines(), indent=2)
         yield ""
     yield "fusions"
+    fusions = manifest.decisions["fusions"]
     yield from quantities.columns([(n, *fusion(f)) for n, f in fusions.items()], indent=2)
+    sizes = [copy.size for copy in manifest.copies]
+    yield f"\nprefill weights: {prefill_weights(manifest.prefill_weights, sizes)}"
+    ignored = manifest.decisions["records_ignored"]
     if ignored:
         yield "\nrecords left out"
         rows = [(f"{n:,}", why) for why, n in ignored.items()]

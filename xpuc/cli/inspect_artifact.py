@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     exact = ", deterministic" if manifest["deterministic"] else ""
     yield "activations", f"{manifest['activations']}{exact}"
+    copies = [copy["size"] for copy in manifest["copies"]]
+    yield "prefill weights", prefill_weights(manifest["prefill_weights"], copies)
     of_windows = facts["kv_bytes_of_windows"]
     once = f", {quantities.size(of_windows)} for windows of a sequence" if of_windows else ""
     yield (
@@ -111,17 +113,25 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "entries", ", ".join(each["name"] for each in manifest["entry_points"])
 
 
+def prefill_weights(policy: str, copies: Sequence[int]) -> str:
+    """The policy, and the matrices of which there are int8 copies, by their bytes."""
+    if not copies:
+        return policy
+    return f"{policy}, {len(copies):,} matrices have int8 copies, {quantities.size(sum(copies))}"
+
+
 def _modes(modes: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for mode in modes.values():
         yield f"{mode['name']} decode", f"{'on' if mode['is_on'] else 'off'} ({mode['reason']})"
 
 
 def _statement(memory: Mapping[str, Any]) -> list[str]:
-    from xpuc.runtime.memory import MemoryStatement, PoolMemory
+    from xpuc.runtime.memory import MemoryStatement, PoolMemory, PrefillWeights
 
     terms = {name: memory[name] for name in MemoryStatement.__annotations__}
     pools = tuple(PoolMemory(**pool) for pool in memory["pools"])
-    return MemoryStatement(**terms | {"pools": pools}).lines()
+    prefill = PrefillWeights(**memory["prefill"])
+    return MemoryStatement(**terms | {"pools": pools, "prefill": prefill}).lines()
 
 
 def _weights(planes: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
