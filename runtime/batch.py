@@ -10,7 +10,7 @@ leading parts:
 
 and where the step samples
 
-    sampling (m, 8)      how a token of each row of the result is chosen
+    sampling (m, 16)     how a token of each row of the result is chosen
 
 and for each group of layers
 
@@ -211,9 +211,9 @@ class Batch:
         `arrays`."""
         return self._rows.sampling, self._n_out if self.kind == "prefill" else self.n_rows
 
-    def sample(self, place: int, sampling: Sampling, u: float) -> None:
+    def sample(self, place: int, sampling: Sampling, u: float, banned: Many[int]) -> None:
         """Say how the token of a row of the result is chosen; of padded rows it does not matter."""
-        sampling.write(self._rows.sampling.flat, place, u)
+        sampling.write(self._rows.sampling.flat, place, u, banned)
 
     @property
     def views(self) -> tuple[Ints, ...]:

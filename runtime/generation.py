@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from xpuc.artifact import Tail
+from xpuc.artifact import BANNED, Tail
 from xpuc.runtime.grammar import GrammarState, Vocabulary
 from xpuc.runtime.logprobs import TokenLogprob, token_logprob
 from xpuc.runtime.sampler import DAMAGED, Chain, DeadEndError, LogitsError
@@ -158,16 +158,24 @@ class Generation:
     @property
     def banned(self) -> tuple[int, ...]:
         """Tokens that must not be chosen now."""
-        return self._ends if not self._may_stop else self._always_banned
+        return self.banned_after(0)
+
+    def banned_after(self, n: int) -> tuple[int, ...]:
+        """Tokens that must not be chosen after `n` more."""
+        is_young = self.sequence.n_generated + n < self.params.min_tokens
+        return self._ends if is_young else self._always_banned
 
     @property
     def tail(self) -> Tail:
         """What a step has to give at least for its next token to be chosen."""
-        if self.params.logprobs is not None or self._grammar is not None or self.banned:
+        tail, n_banned = self.chain.tail, len(self.banned)
+        if self.params.logprobs is not None or self._grammar is not None or n_banned > BANNED:
             return "logits"
-        if self.chain.tail == "sampled" and self.forks and not self.sequence.n_generated:
+        if tail == "greedy" and n_banned:
+            return "sampled"
+        if tail == "sampled" and self.forks and not self.sequence.n_generated:
             return "logits"  # each of its completions draws a token of its own
-        return self.chain.tail
+        return tail
 
     @property
     def goes_on_plainly(self) -> bool:

@@ -27,8 +27,7 @@ class Step:
     ticket: Ticket | None = None
 
     def describe(self, batch: Batch, *, n_unknown: int = 0) -> None:
-        """Fill the batch; `n_unknown` tokens of each sequence are still to be chosen before those
-        that this step gives."""
+        """Fill the batch; the last `n_unknown` tokens of each sequence are still to be chosen."""
         batch.fill(self.plan.spans)
         if self.tail != "sampled":
             return
@@ -36,8 +35,9 @@ class Step:
         for generation, span in self.wanted:
             chain = generation.chain
             assert chain.sampling is not None
-            for n in range(n_unknown, n_unknown + 1 + len(span.drafts)):
-                batch.sample(place, chain.sampling, chain.ahead(n))
+            for n in range(1 + len(span.drafts)):
+                u, banned = chain.ahead(n_unknown + n), generation.banned_after(n)
+                batch.sample(place, chain.sampling, u, banned)
                 place += 1
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xpuc.artifact import SAMPLING_FIELDS, SAMPLING_WORDS, TOP_K
+from xpuc.artifact import BANNED, SAMPLING_BANNED, SAMPLING_FIELDS, SAMPLING_WORDS, TOP_K
 
-Options = dict[str, Any]  # u, and fields of SamplingParams
+Options = dict[str, Any]  # u, fields of SamplingParams, and banned: ids
 
 OFF: Options = {"u": 0.5, "temperature": 1.0, "top_k": TOP_K, "top_p": 1.0, "min_p": 0.0}
 GREEDY: Options = {"temperature": 0.0, "top_k": 1}
@@ -25,13 +25,16 @@ def rows_of(options: Sequence[Options]) -> npt.NDArray[np.int32]:
         values["min_p"] = math.log(values["min_p"]) if values["min_p"] else -math.inf
         for name, dtype, at in SAMPLING_FIELDS:
             row.view(dtype)[at] = values[name]
+        for place, id_ in enumerate(values.get("banned", ())):
+            row[SAMPLING_BANNED + place] = id_
     return rows
 
 
 def options_of(row: npt.NDArray[np.int32]) -> Options:
     """Those of a row of `sampling`."""
     found = {name: row.view(dtype)[at].item() for name, dtype, at in SAMPLING_FIELDS}
-    return found | {"min_p": math.exp(found["min_p"])}
+    banned = row[SAMPLING_BANNED : SAMPLING_BANNED + BANNED]
+    return found | {"min_p": math.exp(found["min_p"]), "banned": banned[banned >= 0].tolist()}
 
 
 def draw(logits: npt.NDArray[np.float32], given: Options) -> tuple[int, float]:
@@ -39,6 +42,8 @@ def draw(logits: npt.NDArray[np.float32], given: Options) -> tuple[int, float]:
     o = OFF | given
     if np.isnan(logits).any():
         return -1, math.inf
+    logits = logits.copy()
+    logits[list(o.get("banned", ()))] = -np.inf
     if o["temperature"] == 0:
         return int(logits.argmax()), math.inf
     order = np.lexsort((np.arange(len(logits)), -logits))[: o["top_k"]]

@@ -17,7 +17,7 @@ import json
 import math
 import shlex
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
 TOP_K = 64  # tokens that a sampled entry point keeps at most
+BANNED = 8  # ids that a row of it excludes at most
 KV_GROUP = 32  # columns of a key or value that share a scale in q8_0
 _CHUNK = 1 << 24  # bytes read at once for a digest
 _DIGEST, _END = ',\n "digest": ', "\n}\n"  # how the manifest's text ends
@@ -72,8 +73,8 @@ class EntryPoint:
 
 
 class Sampling(NamedTuple):
-    """How a sampled step chooses a token of a row of logits: with a random number u in [0, 1) a row
-    of its index input `sampling`.
+    """How a sampled step chooses a token of a row of logits: with a random number u in [0, 1) and
+    the ids that are not to be chosen a row of its index input `sampling`.
 
     top_p        from 1 up: off
     temperature  0: greedy, and of the other fields only `top_k` counts, which is to be 1
@@ -89,9 +90,10 @@ class Sampling(NamedTuple):
     min_p: float
     top_k: int
 
-    def write(self, rows: memoryview, row: int, u: float) -> None:
-        """Into one of the rows."""
-        _SAMPLING_ROW.pack_into(rows, row * _SAMPLING_ROW.size, u, *self)
+    def write(self, rows: memoryview, row: int, u: float, banned: Sequence[int]) -> None:
+        """Into one of the rows; at most `BANNED` ids."""
+        ids = (*banned, *_NOBODY[len(banned) :])
+        _SAMPLING_ROW.pack_into(rows, row * _SAMPLING_ROW.size, u, *self, *ids)
 
 
 # Of a row, in order: (name, dtype, place in elements of that dtype).
@@ -102,7 +104,9 @@ SAMPLING_FIELDS = (
     ("min_p", "float32", 5),
     ("top_k", "int32", 6),
 )
-_SAMPLING_ROW = struct.Struct("=ddffi4x")
+SAMPLING_BANNED = 8  # the place of the first of the banned ids, int32; -1: none
+_NOBODY = (-1,) * BANNED
+_SAMPLING_ROW = struct.Struct(f"=ddffi4x{BANNED}i")
 SAMPLING_WORDS = _SAMPLING_ROW.size // 4  # int32 of a row
 
 

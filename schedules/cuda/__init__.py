@@ -264,7 +264,7 @@ def _sample(emit: Emitter, site: Site, knobs: Any) -> Var:
     logits, sampling = site.operands
     rows, v = logits.ty.shape
     keys = relax.TensorType([rows, sample.groups_of(int(v))], "uint32")
-    best = emit.launch(once(sample.group_best, int(v)), [logits], [keys])
+    best = emit.launch(once(sample.group_best, int(v)), [logits, sampling], [keys])
     return emit.launch(once(sample.sample, int(v)), [logits, best, sampling], [site.result])
 
 

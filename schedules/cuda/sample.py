@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from xpuc.artifact import SAMPLING_FIELDS, SAMPLING_WORDS, TOP_K
+from xpuc.artifact import BANNED, SAMPLING_BANNED, SAMPLING_FIELDS, SAMPLING_WORDS, TOP_K
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
@@ -33,31 +33,34 @@ def groups_of(v: int) -> int:
 
 
 def group_best(v: int) -> tirx.PrimFunc:
-    """logits f32 (m, v) -> best uint32 (m, groups_of(v)): the key of each group's largest.
+    """logits f32 (m, v), sampling int32 (m, SAMPLING_WORDS) -> best uint32 (m, groups_of(v)).
 
-    Keys are in the order of the logits. A NaN has the largest of all.
+    The key of each group's largest that is not banned. Keys are in the order of the logits; a NaN
+    has the largest of all.
     """
     rows, groups = tir.rows_var("m"), groups_of(v)
 
     def body() -> None:
         logits = tir.arg("logits", (rows, v), "float32")
+        sampling = tir.arg("sampling", (rows, SAMPLING_WORDS), "int32")
         best = tir.arg("best", (rows, groups), "uint32")
         block_groups = _FIND_WARPS * _FIND_GROUPS
         threads = tir.launch((-(-groups // block_groups), rows), _FIND_WARPS)
-        row = threads.block[1]
+        row = _Row.of(logits, sampling, threads.block[1], v)
         first = tir.let(threads.block[0] * block_groups + threads.warp * _FIND_GROUPS)
         at = tir.let(first * _GROUP + threads.lane)
-        keys = [_key_at(logits, row, at + i * _GROUP, v) for i in range(_FIND_GROUPS)]
+        keys = [row.key(at + i * _GROUP) for i in range(_FIND_GROUPS)]
         for i, key in enumerate(keys):
             largest = tir.reduce_warp(key, "max")
             with tir.when(tirx.And(threads.lane == 0, first + i < groups)):
-                tir.store(best, (row, first + i), largest)
+                tir.store(best, (row.number, first + i), largest)
 
     return tir.prim_func(f"group_best_{v}", body)
 
 
 def sample(v: int) -> tirx.PrimFunc:
-    """logits f32 (m, v), best of `group_best`, sampling int32 (m, 8) -> ids int32 (m,).
+    """logits f32 (m, v), best of `group_best`, sampling int32 (m, SAMPLING_WORDS) -> ids
+    int32 (m,).
 
     `artifact.Sampling` says what a row of `sampling` holds and which rows have no id, but -1.
     """
@@ -70,10 +73,10 @@ def sample(v: int) -> tirx.PrimFunc:
         ids = tir.arg("ids", (rows,), "int32")
         threads = tir.launch((rows,), _WARPS)
         row = threads.block[0]
-        found = _candidates(threads, logits, best, v)
+        found = _candidates(threads, _Row.of(logits, sampling, row, v), best)
         with tir.when(threads.warp == 0):
             options = _Options.read(sampling, rows, row)
-            index = _draw(threads.lane, found, options, min(v, TOP_K))
+            index = _draw(threads.lane, found, options)
             with tir.when(threads.lane == 0):
                 tir.store(ids, row, _checked(found, options, index))
 
@@ -95,13 +98,33 @@ def _logit(key: Expr) -> Expr:
     return tir.let(tir.bits(T.Select(key >= sign, key ^ sign, ~key), "float32"))
 
 
-def _key_at(logits: Buffer, row: Expr, id_: Expr, v: int) -> Expr:
-    """The key of a row's logit; 0 past the last."""
-    key = tir.registers(1, "uint32")
-    tir.store(key, 0, tir.const(0, "uint32"))
-    with tir.when(id_ < v):
-        tir.store(key, 0, _key(tir.load(logits, (row, id_))))
-    return key[0]
+@dataclass(frozen=True)
+class _Row:
+    """A row of logits, and the ids that it is not to give."""
+
+    logits: Buffer
+    number: Expr
+    v: int
+    banned: tuple[Expr, ...]
+
+    @staticmethod
+    def of(logits: Buffer, sampling: Buffer, number: Expr, v: int) -> _Row:
+        places = range(SAMPLING_BANNED, SAMPLING_BANNED + BANNED)
+        banned = tuple(tir.let(tir.load(sampling, (number, place))) for place in places)
+        return _Row(logits, number, v, banned)
+
+    def key(self, id_: Expr) -> Expr:
+        """That of a logit; 0 past the last and of a banned id, unless it is a NaN."""
+        key, nothing = tir.registers(1, "uint32"), tir.const(0, "uint32")
+        tir.store(key, 0, nothing)
+        is_banned = id_ == self.banned[0]
+        for banned in self.banned[1:]:
+            is_banned = tirx.Or(is_banned, id_ == banned)
+        with tir.when(id_ < self.v):
+            found = _key(tir.load(self.logits, (self.number, id_)))
+            hides = tirx.And(is_banned, found != tir.const(_NAN, "uint32"))
+            tir.store(key, 0, T.Select(hides, nothing, found))
+        return key[0]
 
 
 @dataclass(frozen=True)
@@ -120,16 +143,16 @@ class _Keyed:
         tir.store(self.ids, place, id_)
 
 
-def _candidates(threads: Threads, logits: Buffer, best: Buffer, v: int) -> _Keyed:
+def _candidates(threads: Threads, row: _Row, best: Buffer) -> _Keyed:
     """The `TOP_K` largest logits of a row, falling, of equal ones the lowest id first."""
-    row, groups = threads.block[0], groups_of(v)
+    groups = groups_of(row.v)
     selection = _Selection(threads, tir.shared((2, _WARPS), "uint32"))
     each = -(-max(groups, TOP_K) // _WIDTH)
     keys, first = tir.registers(each, "uint32"), tir.let(threads.thread * each)
     for i in range(each):
         tir.store(keys, i, tir.const(0, "uint32"))
         with tir.when(first + i < groups):
-            tir.store(keys, i, tir.load(best, (row, first + i)))
+            tir.store(keys, i, tir.load(best, (row.number, first + i)))
     chosen, found = _Keyed.room(), _Keyed.room()
     for i, place in selection.largest(keys, each):
         chosen.put(place, keys[i], first + i)
@@ -139,7 +162,7 @@ def _candidates(threads: Threads, logits: Buffer, best: Buffer, v: int) -> _Keye
     for i in range(each):
         at = tir.let(threads.thread * each + i)
         tir.store(ids, i, chosen.ids[at // _GROUP] * _GROUP + at % _GROUP)
-        tir.store(keys, i, _key_at(logits, row, ids[i], v))
+        tir.store(keys, i, row.key(ids[i]))
     for i, place in selection.largest(keys, each):
         found.put(place, keys[i], ids[i])
     tir.sync_block()
@@ -280,15 +303,18 @@ class _Options:
         )
 
 
-def _draw(lane: Expr, found: _Keyed, options: _Options, most: int) -> Expr:
-    """Which of the candidates, of which there are `most`, is drawn by a warp. A lane looks at
+def _draw(lane: Expr, found: _Keyed, options: _Options) -> Expr:
+    """Which of the candidates is drawn by a warp; those with key 0 are none. A lane looks at
     neighbours of them."""
     each = TOP_K // WARP
-    count = tir.let(tir.maximum(tir.minimum(options.top_k, most), 1))
     places = [tir.let(lane * each + i) for i in range(each)]
-    logits = [_logit(found.keys[place]) for place in places]
+    keys = [tir.let(found.keys[place]) for place in places]
+    logits = [_logit(key) for key in keys]
     largest = _logit(found.keys[0])
-    inside = [tir.let(place < count) for place in places]
+    inside = [
+        tir.let(tirx.And(place < options.top_k, key > 0))
+        for place, key in zip(places, keys, strict=True)
+    ]
     before, total = _sums(lane, _weights(logits, largest, inside))
     limit = tir.let(options.top_p * total)
     least = tir.let(largest + options.min_p)
@@ -332,9 +358,10 @@ def _sums(lane: Expr, weights: Sequence[Expr]) -> tuple[list[Expr], Expr]:
 
 
 def _checked(found: _Keyed, options: _Options, index: Expr) -> Expr:
-    """The id of a candidate; -1 where the largest logit makes no sense."""
+    """The id of a candidate; -1 where the largest logit makes no sense, or there is none."""
     largest = found.keys[0]
     infinite = tir.bits(_logit(largest), "uint32") & tir.const(0x7FFFFFFF, "uint32")
     no_chance = tirx.And(options.temperature > 0, infinite == tir.const(0x7F800000, "uint32"))
-    is_bad = tirx.Or(largest == tir.const(_NAN, "uint32"), no_chance)
+    is_no_number = tirx.Or(largest == tir.const(_NAN, "uint32"), largest == 0)
+    is_bad = tirx.Or(is_no_number, no_chance)
     return T.Select(is_bad, tir.const(-1, "int32"), found.ids[index])

@@ -22,8 +22,9 @@ def sampled(logits: np.ndarray, options: list[dict[str, Any]]) -> list[int]:
     """Ids, in every order of threads."""
     m, v = logits.shape
     find, choose = kernels(v)
-    (best,) = run(find, logits, Out((m, groups_of(v)), "uint32"))
-    (ids,) = run(choose, logits, best, rows_of(options), Out((m,), "int32"))
+    rows = rows_of(options)
+    (best,) = run(find, logits, rows, Out((m, groups_of(v)), "uint32"))
+    (ids,) = run(choose, logits, best, rows, Out((m,), "int32"))
     return [int(id_) for id_ in ids]
 
 
@@ -86,6 +87,22 @@ def test_logits_that_are_no_numbers_have_no_id_and_impossible_ones_are_not_drawn
     assert got[7] == -1
 
 
+@pytest.mark.parametrize("v", [40, 997])
+def test_banned_ids_are_not_there(v: int) -> None:
+    logits = np.repeat(normal(1, v), 4, axis=0)
+    falling = np.argsort(-logits[0], kind="stable").tolist()
+    options = [
+        GREEDY | {"banned": falling[:1]}, {"u": 0.3, "banned": falling[:8]},
+        {"u": 0.3, "banned": [falling[-1], *falling[1:4]], "top_k": 5},
+        {"u": 1 - 1e-9, "top_p": 0.9, "banned": [falling[2]]},
+    ]  # fmt: skip
+    want = [draw(row, o)[0] for row, o in zip(logits, options, strict=True)]
+    assert sampled(logits, options) == want
+    assert want[0] == falling[1]
+    logits[0, falling[0]], logits[1, :] = np.nan, np.nan
+    assert sampled(logits, options)[:2] == [-1, -1]
+
+
 def test_cold_and_hot_draws() -> None:
     logits = np.tile(normal(1, 997, 60.0), (4, 1))
     likeliest = int(logits[0].argmax())
@@ -117,8 +134,9 @@ def test_hundreds_of_requests_get_what_the_host_gives_them() -> None:
         edges.append(edge)
         assert edge < EDGE or id_ == want[-1]
     find, choose = kernels(v)
-    (best,) = call(find, logits, Out((m, groups_of(v)), "uint32"))
-    (ids,) = call(choose, logits, best, rows_of(options), Out((m,), "int32"))
+    rows = rows_of(options)
+    (best,) = call(find, logits, rows, Out((m, groups_of(v)), "uint32"))
+    (ids,) = call(choose, logits, best, rows, Out((m,), "int32"))
     decided = np.array(edges) > EDGE
     assert decided.sum() > 0.99 * m
     np.testing.assert_array_equal(ids[decided], np.array(want)[decided])

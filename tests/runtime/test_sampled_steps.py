@@ -54,9 +54,11 @@ def test_a_row_holds_what_its_samplers_are_given() -> None:
         rows = np.full((2, SAMPLING_WORDS), -1, np.int32)
         sampling = Chain(SamplingParams(**options)).sampling
         assert sampling is not None
-        sampling.write(rows.reshape(-1).data, 1, u)
+        sampling.write(rows.reshape(-1).data, 1, u, (5, 3))
         assert (rows[0] == -1).all()
-        return options_of(rows[1])
+        found = options_of(rows[1])
+        assert found.pop("banned") == [5, 3]
+        return found
 
     found = row(0.123456789012345, top_k=7, top_p=0.3, min_p=0.25, temperature=2.5)
     assert found["min_p"] == pytest.approx(0.25, rel=1e-7)
@@ -108,7 +110,13 @@ WAYS: dict[str, tuple[list[dict[str, Any]], set[Tail]]] = {
     "after one of penalties": ([{"seed": 1}, {"seed": 2, "repeat_penalty": 1.2, "max_tokens": 3}],
                                {"logits", "sampled"}),
     "log probabilities": ([{"seed": 1, "logprobs": 2}], {"logits"}),
-    "least tokens": ([{"seed": 1, "min_tokens": 5, "stop_ids": (3,)}], {"logits", "sampled"}),
+    "least tokens": ([{"seed": 1, "min_tokens": 5, "stop_ids": (3,)}], {"sampled"}),
+    "least tokens of a greedy one": (
+        [{"seed": 0, "temperature": 0, "min_tokens": 5, "stop_ids": (3, 9)}], {"greedy", "sampled"}
+    ),
+    "many that must not end": (
+        [{"seed": 1, "min_tokens": 5, "stop_ids": tuple(range(9))}], {"logits", "sampled"}
+    ),
     "several answers": ([{"seed": 1, "n": 3}], {"logits", "sampled"}),
 }  # fmt: skip
 
@@ -138,9 +146,12 @@ def test_answers_are_those_of_the_host(
     assert min(len(r.ids) for (r,) in answers[0][0].values()) >= 3, "too short to say anything"
 
 
+@pytest.mark.parametrize("ends", [{}, {"min_tokens": 20, "stop_ids": (5,)}])
 @pytest.mark.parametrize("draft_max", [1, 3])
-def test_drafts_of_sampled_steps_take_the_random_numbers_of_their_turn(draft_max: int) -> None:
-    options = {"seed": 3, "max_tokens": 40, "top_k": 2}
+def test_drafts_of_sampled_steps_take_the_random_numbers_of_their_turn(
+    draft_max: int, ends: dict[str, Any]
+) -> None:
+    options = {"seed": 3, "max_tokens": 40, "top_k": 2} | ends
     sizes = {"n_vocab": 8, "buckets": (1, 2, 4, 8), "max_batch": 8, "draft_max": draft_max}
     drafting, plain = engine_of("greedy", "sampled", **sizes), engine_of("greedy", n_vocab=8)
     with drafting, plain:
