@@ -66,9 +66,11 @@ def test_blocks_of_a_gpu_are_copied_stored_and_found_again(
 
 
 SAMPLED: list[dict[str, Any]] = [
-    {"seed": 3}, {"seed": 4, "temperature": 1.5, "top_k": 64, "top_p": 1.0, "min_p": 0.0},
-    {"seed": 0, "temperature": 0}, {"seed": 5, "top_k": 3, "n": 2},
-]  # fmt: skip
+    {"seed": 3, "ignore_eos": True},
+    {"seed": 4, "temperature": 1.5, "top_k": 64, "top_p": 1.0, "min_p": 0.0},
+    {"seed": 0, "temperature": 0, "min_tokens": 4},
+    {"seed": 5, "top_k": 3, "n": 2},
+]
 
 
 def sampled(engine: Engine, *, together: bool) -> dict[int, list[list[int]]]:
