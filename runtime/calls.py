@@ -6,7 +6,8 @@ them: `submit` gives a ticket for the result, `collect` waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch, Ticket
 from xpuc.runtime.kv_pool import pages
 
+Work = Callable[[], object]
 See = Callable[[str, Any, bool, Any, tuple[Any, ...]], None]
 
 
@@ -78,6 +80,31 @@ class Runner(Protocol):
         """Why no graph could be made of a call."""
         ...
 
+    def seconds(self, work: Work) -> float:
+        """What takes `work`, to the end of what it queues."""
+        ...
+
+    def replayer(self, works: Sequence[tuple[str, Work]]) -> Callable[[], dict[str, float]]:
+        """What does them all again, and gives the seconds of each name together."""
+        ...
+
+
+def replayer(works: Sequence[tuple[str, Work]]) -> Callable[[], dict[str, float]]:
+    """Of works that are over when they return: in their order, so that caches hold what they hold
+    in a step."""
+
+    def replay() -> dict[str, float]:
+        taken = dict.fromkeys((name for name, _ in works), 0.0)
+        before = time.perf_counter()
+        for name, work in works:
+            work()
+            now = time.perf_counter()
+            taken[name] += now - before
+            before = now
+        return taken
+
+    return replay
+
 
 class HostRunner:
     """In the process: a call is over when it returns, and the arrays of a batch are its tensors."""
@@ -108,6 +135,16 @@ class HostRunner:
         """See Runner."""
         assert ticket.rows is not None
         return ticket.rows
+
+    def seconds(self, work: Work) -> float:
+        """See Runner."""
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def replayer(self, works: Sequence[tuple[str, Work]]) -> Callable[[], dict[str, float]]:
+        """See Runner."""
+        return replayer(works)
 
     def _index(self, batch: Batch) -> list[Any]:
         """The batch's arrays as tensors, each converted once: those of decode calls when a batch

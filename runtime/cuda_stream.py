@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cudaEventRecord": (c_void_p, c_void_p),
     "cudaEventSynchronize": (c_void_p,),
     "cudaEventDestroy": (c_void_p,),
+    "cudaEventElapsedTime": (c_void_p, c_void_p, c_void_p),
     "cudaGraphInstantiate": (c_void_p, c_void_p, c_ulonglong),
     "cudaGraphLaunch": (c_void_p, c_void_p),
     "cudaGraphDestroy": (c_void_p,),
@@ -105,10 +106,11 @@ class Graph:
 
 
 class Event:
-    """A point in a stream."""
+    """A point in a stream; `timed`: when it was reached is known."""
 
-    def __init__(self) -> None:
-        self._handle = _created("cudaEventCreateWithFlags", c_uint(_NO_TIMES))
+    def __init__(self, *, timed: bool = False) -> None:
+        flags = c_uint(0 if timed else _NO_TIMES)
+        self._handle = _created("cudaEventCreateWithFlags", flags)
         weakref.finalize(self, _library().cudaEventDestroy, self._handle).atexit = False
 
     def record(self, stream: Stream) -> None:
@@ -118,6 +120,22 @@ class Event:
     def wait(self) -> None:
         """Until all before it was done; no wait if it was never recorded."""
         _call("cudaEventSynchronize", self._handle)
+
+    def seconds_since(self, earlier: Event) -> float:
+        """Between two timed events that were reached."""
+        ms = c_float()
+        _call("cudaEventElapsedTime", byref(ms), earlier._handle, self._handle)
+        return ms.value / 1000
+
+
+def seconds(stream: Stream, queue: Callable[[], object]) -> float:
+    """What the stream takes for that which `queue` puts into it; waits for its end."""
+    start, end = Event(timed=True), Event(timed=True)
+    start.record(stream)
+    queue()
+    end.record(stream)
+    end.wait()
+    return end.seconds_since(start)
 
 
 def pinned(n_bytes: int) -> npt.NDArray[np.uint8]:

@@ -9,7 +9,8 @@ tokens of one that follows it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ import tvm_ffi
 from xpuc.artifact import Tail
 from xpuc.runtime.arrays import Leading
 from xpuc.runtime.batch import Batch, Ticket
-from xpuc.runtime.calls import Calls
-from xpuc.runtime.cuda_stream import Event, Graph, Stream, pinned
+from xpuc.runtime.calls import Calls, Work
+from xpuc.runtime.cuda_stream import Event, Graph, Stream, pinned, seconds
 from xpuc.runtime.dlpack import Int32At
 from xpuc.runtime.graphs import Graphs
 from xpuc.runtime.places import Gpu
@@ -81,6 +82,32 @@ class GpuRunner:
             slot.event.wait()
             slot.ticket, ticket.rows = None, slot.ids[: ticket.n_rows]
         return ticket.rows
+
+    def seconds(self, work: Work) -> float:
+        """See Runner. By the clock of the GPU, without what queueing the first of it takes."""
+        with self._on_stream:
+            return seconds(self._stream, work)
+
+    def replayer(self, works: Sequence[tuple[str, Work]]) -> Callable[[], dict[str, float]]:
+        """See Runner. Those of a name are a graph: Python queues them too slowly one by one."""
+        named: dict[str, list[Work]] = {}
+        for name, work in works:
+            named.setdefault(name, []).append(work)
+        graphs = {name: self._graph(each) for name, each in named.items()}
+
+        def replay() -> dict[str, float]:
+            return {
+                name: seconds(self._stream, partial(graph.launch, self._stream))
+                for name, graph in graphs.items()
+            }
+
+        return replay
+
+    def _graph(self, works: Sequence[Work]) -> Graph:
+        with self._on_stream, self._stream.captured() as graph:
+            for work in works:
+                work()
+        return graph
 
     def _call(self, batch: Batch, mirror: _Mirror, tail: Tail) -> Any:
         """Queue the call; the tensor that it writes, of all rows."""

@@ -6,7 +6,7 @@ import ctypes
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -135,12 +135,19 @@ class Model:
         tensors = [*self._pools, *self._weights]
         return {tensor.data_ptr(): name for tensor, name in zip(tensors, names, strict=True)}
 
-    def loop(self, name: str, elements: int) -> Callable[[], object]:
-        """One of the library's loops that measure the machine, to be timed, on so many int32."""
+    def loop(self, name: str, elements: int) -> Callable[[], float]:
+        """One of the library's loops that measure the machine, on so many int32: the seconds of a
+        call."""
         function, operand = self._calls.vm[name], pages((elements,), "int32")
         operand[:] = 1  # untouched pages of zeros would all be one
         tensor = self._place.tensor(operand)
-        return lambda: function(tensor)
+        return lambda: self._runner.seconds(lambda: function(tensor))
+
+    def replayer(
+        self, works: Sequence[tuple[str, Callable[[], object]]]
+    ) -> Callable[[], dict[str, float]]:
+        """What makes some calls that `instrument` told of again: seconds by their names."""
+        return self._runner.replayer(works)
 
 
 def runner_of(place: Place, calls: Calls, *, graphs: bool) -> Runner:

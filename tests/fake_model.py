@@ -6,7 +6,6 @@ position gives other tokens, and what a real model could not survive is an asser
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from draws import draw, options_of
 
 from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.calls import replayer
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.modes import Mode, Modes
 
@@ -115,8 +115,11 @@ class FakeModel:
         ids[np.isnan(logits).any(axis=1)] = -1
         return ids
 
-    def loop(self, name: str, elements: int) -> Callable[[], object]:
-        return lambda: time.sleep(0.0001)
+    def loop(self, name: str, elements: int) -> Callable[[], float]:
+        return lambda: 0.0001
+
+    def replayer(self, works: Any) -> Callable[[], dict[str, float]]:
+        return replayer(works)
 
     def copy_block(self, group: int, source: int, destination: int) -> None:
         assert source != destination

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emu import fake_driver
@@ -43,16 +44,25 @@ def on_gpu(
 ) -> Callable[[str], Path]:
     """on_gpu(name): the artifact of a tiny model for the emulated GPU, compiled once."""
     from xpuc.codegen.compile import Options, compile_model
+    from xpuc.schedules import RoofLoop, cuda
+    from xpuc.schedules.cuda import read
+
+    def roof_loops(_facts: Any) -> list[RoofLoop]:
+        """Of a memory that is read in a moment."""
+        n = 1 << 16
+        return [RoofLoop(read.NAME, read.memory_read(n), n // 4, (read.sums(n),), {"bytes": n})]
 
     made: dict[str, Path] = {}
 
     def artifact(name: str) -> Path:
         if name not in made:
             folder = tmp_path_factory.mktemp("gpu")
-            made[name] = compile_model(
-                tiny_model(name, weights="Q4_0"), "cuda -arch=sm_90a", folder / f"{name}.xpuc",
-                options=Options(**SIZES),
-            ).path  # fmt: skip
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(cuda, "roof_loops", roof_loops)
+                made[name] = compile_model(
+                    tiny_model(name, weights="Q4_0"), "cuda -arch=sm_90a", folder / f"{name}.xpuc",
+                    options=Options(**SIZES),
+                ).path  # fmt: skip
         return made[name]
 
     return artifact

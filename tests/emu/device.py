@@ -6,7 +6,7 @@ y, = run(kernel, x, Out((n,), "float32"))
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from xpuc.codegen.target import resolve
 fake_driver.load()  # conftest.py did, before tvm
 
 ARCHS = ("sm_90a",)
+observers: list[Callable[[Any, tuple[Any, ...], list[Any]], object]] = []  # see `run`
 MACHINE = resolve("cuda -arch=" + ",".join(ARCHS))
 
 
@@ -75,8 +76,10 @@ def run(function: Any, *arguments: Any) -> list[np.ndarray]:
 
     A PrimFunc, or one that is built already. Called in every order of threads; what it gives must
     not depend on it. The other arguments are arrays, which it may not change, and scalars.
+    The observers are told of each call of a PrimFunc.
     """
-    if isinstance(function, tvm.tirx.PrimFunc):
+    kernel = function if isinstance(function, tvm.tirx.PrimFunc) else None
+    if kernel is not None:
         function = build(function)[function.attrs["global_symbol"]]
     results = []
     for order in fake_driver.ORDERS:
@@ -85,6 +88,9 @@ def run(function: Any, *arguments: Any) -> list[np.ndarray]:
     for order, other in zip(fake_driver.ORDERS[1:], results[1:], strict=True):
         for i, (a, b) in enumerate(zip(results[0], other, strict=True)):
             assert a.tobytes() == b.tobytes(), f"result {i} differs with threads in {order} order"
+    if kernel is not None:
+        for observer in observers:
+            observer(kernel, arguments, results[0])
     return results[0]
 
 

@@ -8,7 +8,7 @@ before and are in a cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +27,12 @@ class Transparent(StepModel, Protocol):
         self, see: Callable[[str, Any, tuple[Any, ...]], None]
     ) -> AbstractContextManager[None]:
         """Inside, `see(name, function, arguments)` is told of every call before it is made."""
+        ...
+
+    def replayer(
+        self, works: Sequence[tuple[str, Callable[[], object]]]
+    ) -> Callable[[], dict[str, float]]:
+        """What does some works again, and gives the seconds of those of a name together."""
         ...
 
     def operands(self) -> dict[int, str]:

@@ -4,7 +4,8 @@ A clock around each call of a running step would be Python's, twice as long as t
 empty the caches between two kernels. So the calls of one step are recorded, and then made again
 one after the other: the same kernels on the same operands in the same order, without the VM. That
 takes as long as the step within a few percent; what is left of the step's median, mostly the VM and
-below zero if the noise is larger, is the row `between kernels`.
+below zero if the noise is larger, is the row `between kernels`. On a GPU the launches of a kernel
+are a CUDA graph, timed by the GPU's clock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import cast
 
 from xpuc.artifact import Manifest, Tail
@@ -57,8 +58,11 @@ class Profiler:
     ) -> None:
         self._model, self._batch, self._tail = model, batch, tail
         self.launches = launches(cast("Transparent", model), manifest, batch, tail=tail)
+        self._replay = cast("Transparent", model).replayer(
+            [(each.kernel, partial(each.function, *each.arguments)) for each in self.launches]
+        )
         self._steps: list[float] = []
-        self._replays: list[list[float]] = []  # seconds of each launch
+        self._replays: list[dict[str, float]] = []  # seconds of all launches of a kernel
 
     def round(self) -> None:
         """A few steps, each beside a repetition of its launches."""
@@ -86,7 +90,7 @@ class Profiler:
     def _row(self, places: Sequence[int], step: float, roofs: Roofs) -> KernelRow:
         """Of one kernel, which is launched at these places of the step."""
         of_kernel = [self.launches[place] for place in places]
-        seconds = statistics.median(sum(each[place] for place in places) for each in self._replays)
+        seconds = statistics.median(each[of_kernel[0].kernel] for each in self._replays)
         n_bytes = sum(launch.n_bytes for launch in of_kernel)
         operations = sum(launch.operations for launch in of_kernel)
         limit, limited_by = roofs.limit(n_bytes, operations)
@@ -101,13 +105,6 @@ class Profiler:
         start = time.perf_counter()
         self._model.run(self._batch, tail=self._tail)
         return time.perf_counter() - start
-
-    def _replay(self) -> list[float]:
-        times = [time.perf_counter()]
-        for launch in self.launches:
-            launch.function(*launch.arguments)
-            times.append(time.perf_counter())
-        return [end - start for start, end in pairwise(times)]
 
 
 def _name(batch: Batch) -> str:
