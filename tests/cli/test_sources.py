@@ -4,9 +4,11 @@ import fcntl
 import threading
 
 import pytest
+from cli_runs import write_manifest
 from gguf_files import gguf_bytes
 from tiny_models import write_tiny
 
+from xpuc.artifact import Synthetic
 from xpuc.cli import sources
 
 
@@ -29,9 +31,18 @@ def model(tmp_path_factory):
     return write_tiny("llama", tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def test_an_artifact_is_taken_as_it_is(tmp_path, compiled):
-    assert sources.artifact(tmp_path) == tmp_path
+def test_an_artifact_is_taken_as_it_is(tmp_path, compiled, capsys):
+    path = write_manifest(tmp_path / "m.xpuc")
+    assert sources.artifact(path) == path
     assert not compiled
+    assert capsys.readouterr().err == ""
+
+
+def test_synthetic_weights_are_said_to_be_so(tmp_path, capsys):
+    path = write_manifest(tmp_path / "m.xpuc", synthetic=Synthetic(3, ((0.0, 1.0),)))
+    assert sources.artifact(path) == path
+    said = "has synthetic weights (seed 3): what it answers means nothing\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_the_first_call_compiles_and_the_next_finds_it(model, compiled, tmp_path):
