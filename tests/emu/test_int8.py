@@ -19,10 +19,6 @@ from xpuc.schedules.packed import FORMATS, packed
 
 PAYING = tuple(format for format in FORMATS if pays(format))
 GROUP = 256
-ACTS = {
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-}
 
 
 def test_what_pays() -> None:
@@ -139,14 +135,13 @@ def test_several_matrices_with_biases_in_other_tiles() -> None:
     assert error(y, want) < 1e-5
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_gate_and_up(act: str) -> None:
+def test_gate_and_up() -> None:
     n, rows, k = 33, 85, 256
     (gate, gate_codes), (up, up_codes) = copy_of("Q4_K", rows, k, 1), copy_of("Q5_K", rows, k, 2)
     x = grouped(random_x(n, k))
-    kernel = int8_matmul.int8_gated_matmul(gate.weight, up.weight, k, act=act)
+    kernel = int8_matmul.int8_gated_matmul(gate.weight, up.weight, k, act="silu")
     inputs = [*x, *gate.planes, *up.planes, gate_codes, up_codes]
     (h,) = run(kernel, *inputs, Out((n, rows), "float32"))
     values = grouped_values(x)
-    want = ACTS[act](values @ gate.values.T) * (values @ up.values.T)
-    assert error(h, want) < 1e-5
+    gates, ups = values @ gate.values.T, values @ up.values.T
+    assert error(h, gates / (1 + np.exp(-gates)) * ups) < 1e-5

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
+from xpuc.cli.inspect_artifact import prefill_weights
 
 if TYPE_CHECKING:
     from xpuc.codegen.compile import Compiled
@@ -161,6 +162,7 @@ def _facts(compiled: Compiled) -> dict[str, Any]:
             "weights": compiled.weight_bytes,
             "source_tensors": compiled.source_tensor_bytes,
         },
+        "prefill_weights": manifest.prefill_weights,
         "entry_points": [entry.name for entry in manifest.entry_points],
         "operations": manifest.operations,
         "records_ignored": manifest.decisions["records_ignored"],
@@ -181,6 +183,9 @@ def _table(compiled: Compiled) -> list[str]:
         ("model", f"{facts['name']} ({facts['arch']}, {facts['context']:,} tokens, for {cpu})"),
         ("weights", f"{quantities.size(packed)}, {quantities.ratio(packed, source)} of the "
                     f"{quantities.size(source)} of tensors in the checkpoint{_made_up(compiled)}"),
+        ("prompts", prefill_weights(
+            facts["prefill_weights"], [copy.size for copy in compiled.manifest.copies]
+        )),
         ("library", quantities.size(n_bytes["library"])),
         ("entries", ", ".join(facts["entry_points"])),
         ("kernels", _kernels(facts["operations"], facts["records_ignored"])),
