@@ -20,6 +20,10 @@ from xpuc.errors import XpucError
 FLAGS = ("--std=c++17", "--fmad=false", "--disable-warnings")
 
 
+# Of ptxas: at its default of 5 it spills a few bytes of many kernels for one more resident block.
+PTXAS_FLAGS = ("-v", "--register-usage-level=8")
+
+
 @dataclass(frozen=True)
 class Fatbin:
     """Device code for several architectures in one file, which the driver picks from at load."""

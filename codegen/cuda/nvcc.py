@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpuc.codegen.cuda import ptxas
-from xpuc.codegen.cuda.compiler import FLAGS, Fatbin, source_error
+from xpuc.codegen.cuda.compiler import FLAGS, PTXAS_FLAGS, Fatbin, source_error
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.cuda.room import without_spills
 from xpuc.errors import XpucError
@@ -47,7 +47,7 @@ class Nvcc:
     def _options(self, archs: Sequence[str]) -> list[str]:
         numbers = [arch.removeprefix("sm_") for arch in archs]
         codes = [f"--generate-code=arch=compute_{n},code=sm_{n}" for n in numbers]
-        return ["-Xptxas", "-v", *FLAGS, *codes]
+        return ["-Xptxas", ",".join(PTXAS_FLAGS), *FLAGS, *codes]
 
     def _run(self, options: Sequence[str]) -> subprocess.CompletedProcess[str]:
         command = [str(self.path), *options]

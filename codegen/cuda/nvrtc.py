@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xpuc.codegen.cuda import ptxas
-from xpuc.codegen.cuda.compiler import FLAGS, Fatbin, source_error
+from xpuc.codegen.cuda.compiler import FLAGS, PTXAS_FLAGS, Fatbin, source_error
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.cuda.room import without_spills
 from xpuc.codegen.cuda.wheels import INSTALL, wheel_library
@@ -75,7 +75,7 @@ class Nvrtc:
             "--device-int128",
             f"--include-path={include}",
             f"--include-path={include / 'cccl'}",
-            "--ptxas-options=-v",
+            *(f"--ptxas-options={flag}" for flag in PTXAS_FLAGS),
             *FLAGS,
         ]
 

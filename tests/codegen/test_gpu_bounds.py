@@ -20,7 +20,7 @@ from xpuc.schedules.cuda.products import Weight
 
 # Instructions of the hot loop for each weight: those with no scale below that of a block, and the
 # K formats. A value of IQ4 is looked up by byte permutations, three for four weights.
-PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 3.1, "IQ4_XS": 3.1}
+PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 3.0, "IQ4_XS": 3.0}
 PER_WEIGHT_OF_OTHERS = 3.5
 
 

@@ -24,7 +24,7 @@ _OTHER = 4.0  # instructions a weight of a format that is not in the table
 # Of a projection of one row for each weight; tests hold the machine code to it.
 INSTRUCTIONS = {
     "Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "Q2_K": 2.5, "Q3_K": 2.5, "Q4_K": 2.0, "Q5_0": 2.5,
-    "Q5_1": 2.5, "Q5_K": 2.5, "Q6_K": 2.5, "IQ4_NL": 3.1, "IQ4_XS": 3.1,
+    "Q5_1": 2.5, "Q5_K": 2.5, "Q6_K": 2.5, "IQ4_NL": 3.0, "IQ4_XS": 3.0,
 }  # fmt: skip
 
 
