@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import shapes
+from device.libraries import build
 from venvs import build_wheel
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +30,14 @@ SCRIPTS = ("run.sh", "measure.py", "vectors.py")
 MODEL, SMOLLM2, KERNELS, TUNE = "llama-3-8b.xpuc", "smollm2.xpuc", "kernels", "tune.bundle"
 PROMPT, N_IDS = "The capital of France is", 16
 LIMIT_S = 460  # of all parts; the whole script has 8 minutes
-TESTS = ("test_products", "test_rows", "test_qk_prep", "test_attention", "test_target_free")
+TESTS = (
+    "test_products",
+    "test_rows",
+    "test_qk_prep",
+    "test_attention",
+    "test_target_free",
+    "test_int8",
+)
 _PLATFORMS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_28_x86_64")
 
 
@@ -104,11 +112,13 @@ def record_kernels(folder: Path) -> None:
     for name in TESTS:
         test = REPO / "tests" / "emu" / f"{name}.py"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not hardware", str(test)]
-        record = ["-p", "device.recorder", "--record", str((folder / f"{name}.so").resolve())]
+        module = (folder / f"{name}.ir").resolve()
+        record = ["-p", "device.recorder", "--record", str(module)]
         path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         subprocess.run(
             [*command, *record], cwd=REPO, check=True, env=os.environ | {"PYTHONPATH": path}
         )
+        build(module)
 
 
 def xpuc(*arguments: object) -> str:
@@ -140,7 +150,7 @@ def _parts(out: Path) -> Iterator[dict[str, Any]]:
 
 
 def benchmarks(
-    model: str, *, generated: str, prompts: str, depths: str, batches: str
+    model: str, *, generated: str, prompts: str, depths: str, batches: str, rounds: str = "3"
 ) -> Iterator[dict[str, Any]]:
     """The parts that measure speed, with the names of xpuc bench's options."""
 
@@ -148,13 +158,21 @@ def benchmarks(
         return part(name, limit_s, "xpuc", "bench", model, *options, "--json")
 
     decode = ("-p", "0", "-n", generated)
-    yield bench("decode", 90, *decode, "-b", batches, "-d", depths, "-r", "3")
-    yield bench("prefill", 60, "-p", prompts, "-n", "0", "-r", "3")
+    yield bench("decode", 90, *decode, "-b", batches, "-d", depths, "-r", rounds)
+    yield bench("prefill", 60, "-p", prompts, "-n", "0", "-r", rounds)
     yield bench(
-        "kernel_table", 60, "-p", prompts.partition(",")[0], "-n", generated, "-r", "3", "--profile"
+        "kernel_table",
+        60,
+        "-p",
+        prompts.partition(",")[0],
+        "-n",
+        generated,
+        "-r",
+        rounds,
+        "--profile",
     )
-    yield bench("no_pipeline", 45, *decode, "-r", "3", "--no-pipeline")
-    yield bench("no_graphs", 45, *decode, "-r", "3", "--no-graphs")
+    yield bench("no_pipeline", 45, *decode, "-r", rounds, "--no-pipeline")
+    yield bench("no_graphs", 45, *decode, "-r", rounds, "--no-graphs")
 
 
 def part(name: str, limit_s: int, *command: object) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Record the kernels that the tests of tests/emu run, with their inputs and results.
 
-    pytest -q -m 'not hardware' -p device.recorder --record FOLDER tests/emu/test_products.py ...
+    pytest -m 'not hardware' -p device.recorder --record FOLDER/rows.ir tests/emu/test_rows.py
 
-Each test compares what it ran with numpy, so what a passed test ran is a test vector. At the end
-the kernels are compiled for real GPUs. FOLDER gets a library, a .json and a .npz (vectors.py).
+Each test compares what it ran with numpy, so what a passed test ran is a test vector. Beside the
+module of the kernels, which libraries.py compiles, are a .json and a .npz (vectors.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-ARCHS = ("sm_90a",)
 _ON_TENSOR_CORES = ("matmul", "gated_matmul", "attention_prefill")
 
 
@@ -28,14 +27,17 @@ class Recording:
     kernels: dict[str, Any] = field(default_factory=dict)
     cases: list[dict[str, Any]] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    _functions: dict[str, str] = field(default_factory=dict)
 
     def add(self, test: str, kernel: Any, arguments: tuple[Any, ...], results: list[Any]) -> None:
         """A call, its arguments as those of emu.device.run."""
         from emu.device import InOut, Out
+        from tvm_ffi import structural_hash
 
         name = str(kernel.attrs["global_symbol"])
-        function = f"{name}_{len(self.cases)}"
-        self.kernels[function] = kernel.with_attr("global_symbol", function)
+        same = f"{name}_{structural_hash(kernel) & 0xFFFFFFFF:08x}"
+        function = self._functions.setdefault(same, f"{name}_{len(self.cases)}")
+        self.kernels.setdefault(function, kernel.with_attr("global_symbol", function))
         described: list[dict[str, Any]] = []
         for each in arguments:
             if isinstance(each, Out):
@@ -59,22 +61,12 @@ class Recording:
         self.arrays[key] = np.array(array)
         return key
 
-    def write(self, path: Path, compiler: Any = None, archs: tuple[str, ...] = ARCHS) -> None:
-        """The library at `path`, and the rest beside it."""
+    def write(self, path: Path) -> None:
+        """The module of the kernels at `path`, for libraries.py, and the rest beside it."""
         import tvm
-        from emu.device import MACHINE
-
-        from xpuc.codegen import cuda
-        from xpuc.codegen.linker import link, require_linker
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        with MACHINE.tvm, cuda.compiling(archs, compiler):
-            module = tvm.IRModule(self.kernels)
-            built = tvm.compile(module, target=MACHINE.tvm, tir_pipeline=cuda.PIPELINE)
-        built.export_library(
-            str(path),
-            fcompile=lambda output, objects, **_: link(require_linker(), output, objects),
-        )
+        path.write_text(tvm.ir.save_json(tvm.IRModule(self.kernels)))
         path.with_suffix(".json").write_text(json.dumps(self.cases))
         np.savez_compressed(path.with_suffix(".npz"), **self.arrays)
 
@@ -105,7 +97,7 @@ class Recorder:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", type=Path, metavar="LIBRARY.so", help="write test vectors there")
+    parser.addoption("--record", type=Path, metavar="MODULE.ir", help="write test vectors there")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

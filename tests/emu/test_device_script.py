@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from activations import q8a, q8a_shapes
 from device import bundle
+from device.libraries import build
 from device.recorder import Recording
 from emu import compiler
 from emu.device import Emulator, Out, run
@@ -34,7 +35,8 @@ def vectors(path: Path, *, is_wrong: bool) -> None:
     assert len(run(kernel, x, *outputs)) == 4
     add = elementwise.residual_add(160, 5)
     recording.add("add", add, (x, x, Out((5, 160), "float32")), [x + x + is_wrong])
-    recording.write(path, Emulator())
+    recording.write(path)
+    build(path, Emulator())
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +47,9 @@ def results(
     out = tmp_path_factory.mktemp("bundle")
     bundle.fetch_wheels(out / "wheels", [f"{sys.version_info.major}.{sys.version_info.minor}"])
     (out / "tiny.xpuc").symlink_to(on_gpu("llama"))
-    vectors(out / "kernels" / "a.so", is_wrong=False)
-    vectors(out / "wrong" / "a.so", is_wrong=True)
-    sizes = {"generated": "3", "prompts": "16", "depths": "0,20", "batches": "1,2"}
+    vectors(out / "kernels" / "a.ir", is_wrong=False)
+    vectors(out / "wrong" / "a.ir", is_wrong=True)
+    sizes = {"generated": "3", "prompts": "16", "depths": "0,20", "batches": "1,2", "rounds": "1"}
     parts = [
         bundle.part("doctor", 60, "xpuc", "doctor", "--json")
         | {"exit_codes": [0, 1], "expected": {"can_run_cuda": True, "can_compile": False}},
