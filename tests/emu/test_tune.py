@@ -154,18 +154,32 @@ def changed(bundle: Path, to: Path, change: Callable[[dict[str, Any]], None]) ->
 
 
 def test_a_candidate_with_another_result_is_refused(bundle: Path, tmp_path: Path) -> None:
-    """Its first operand is read as its second plane would be: the scales of the weights."""
-
     def sabotage(facts: dict[str, Any]) -> None:
         program = facts["tasks"][0]["candidates"][1]["program"]
         args = program["calls"][0]["args"]
-        args[1], args[2] = args[2], args[1]  # scales of the activation for their sums
+        args[1], args[2] = args[2], args[1]  # scales of the activation, and sums
         del facts["tasks"][1:]
 
     path = changed(bundle, tmp_path / "wrong.zip", sabotage)
     told = replay(path, tmp_path / "r.jsonl")
+    assert told["ended"] == "done"
     assert outcomes(tmp_path / "r.jsonl")[:2] == ["wrong", "measured"]
     assert told["tasks"][0]["trials"][0]["outcome"] == "wrong"
+
+
+def test_a_task_of_which_what_is_in_use_is_wrong_is_left_alone(
+    bundle: Path, tmp_path: Path
+) -> None:
+    def sabotage(facts: dict[str, Any]) -> None:
+        args = facts["tasks"][0]["candidates"][0]["program"]["calls"][0]["args"]
+        args[1], args[2] = args[2], args[1]
+
+    told = replay(changed(bundle, tmp_path / "wrong.zip", sabotage), tmp_path / "r.jsonl")
+    first, *others = TrialLog(tmp_path / "r.jsonl").read()
+    assert first.outcome == "wrong"
+    assert "differs from the reference" in first.detail
+    assert {t.task for t in others} == {told["tasks"][1]["name"]}
+    assert others[-1].concludes
 
 
 def test_a_candidate_that_breaks_the_gpu_ends_its_process_and_no_other(

@@ -166,13 +166,15 @@ def _list_lines(lists: list[Shortlist], path: Path, size: int, arch: str) -> lis
 
 def _replayed(path: Path, options: Facts, watch: Any) -> Facts:
     from xpuc.tuning import bundle
+    from xpuc.tuning.box import check
     from xpuc.tuning.replay import Replay
 
     results = options["results"] or path.with_suffix(".jsonl")
     with tempfile.TemporaryDirectory(prefix="xpuc-tune-") as name:
         manifest, digest = bundle.unpack(path, Path(name))
         replay = Replay(Path(name), manifest, results, watch.trying)
-        card = replay.start(path, digest, resumes=options["resume"])
+        card = check(manifest, path)
+        replay.start(card, digest, resumes=options["resume"])
         ended = replay.run(60 * (options["minutes"] or _MINUTES))
     trials = _last(results)
     order = [t.name for t in manifest.tasks]

@@ -21,7 +21,7 @@ from typing import Any
 
 from xpuc.errors import ArtifactError, FileError, RequestError, XpucError
 from xpuc.tuning import bundle
-from xpuc.tuning.box import Box, Card, check
+from xpuc.tuning.box import Box, Card
 from xpuc.tuning.bundle import Blocks, BundledTask, BundleManifest
 from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.kernels import Board, BoardLost
@@ -30,6 +30,7 @@ from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, WRONG, Trial, T
 from xpuc.tuning.workbench import Workbench
 
 RESULTS_VERSION = 1
+STATUS, AT = "status", "at"  # what is told: how far it is, what is run next
 _AGAIN = 3  # how a process ends whose GPU context is broken
 
 
@@ -83,9 +84,8 @@ class Replay:
     results: Path
     watch: Callable[[str, int, int, int], None] = lambda task, done, total, trials: None
 
-    def start(self, name: Path, digest: str, *, resumes: bool) -> Card:
-        """Look at the GPU and open the results; RequestError if they are another bundle's."""
-        card = check(self.manifest, name)
+    def start(self, card: Card, digest: str, *, resumes: bool) -> None:
+        """Open the results of a bundle on a card; RequestError if they are of another."""
         if resumes:
             header = read_header(self.results)
             if (header.bundle, header.card) != (digest, card.name):
@@ -93,7 +93,7 @@ class Replay:
                     f"--resume: {self.results} is of another bundle or card",
                     "leave --resume out, or name another file with --results",
                 )
-            return card
+            return
         made = Header(
             digest, self.manifest.arch, self.manifest.tvm, self.manifest.xpuc, card.name,
             card.driver, date.today().isoformat(),
@@ -102,7 +102,6 @@ class Replay:
         self.results.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"results": RESULTS_VERSION, **asdict(made)})
         self.results.write_text(text + "\n", encoding="utf-8")
-        return card
 
     def run(self, seconds: float) -> str:
         """Measure until all is done or the time is up; why it ended: done, budget or stopped."""
@@ -140,7 +139,7 @@ class Replay:
                 raise XpucError(*told)
             if kind == "ended":
                 return None, str(told)
-            if kind == "status":
+            if kind == STATUS:
                 self.watch(*told)
             else:
                 at = told
@@ -155,8 +154,17 @@ def _work(folder: Path, results: Path, seconds: float, parent: Connection) -> No
         board = Box(folder)
         roofs = RoofKernels(board, folder / bundle.ROOFS, manifest.loops)
         board.flush = roofs.kernels[0].run
-        play = Play(board, roofs, folder, manifest, TrialLog(results), parent, stop)
-        parent.send(("ended", play.all()))
+        stopped = False
+
+        def is_spent() -> bool:
+            nonlocal stopped
+            while parent.poll():
+                stopped |= parent.recv() == "stop"
+            return stopped or time.monotonic() >= stop
+
+        play = Play(board, roofs, folder, manifest, TrialLog(results), parent.send, is_spent)
+        is_done = play.all()
+        parent.send(("ended", "done" if is_done else "stopped" if stopped else "budget"))
     except BoardLost as reason:
         parent.close()
         raise SystemExit(_AGAIN) from reason
@@ -169,11 +177,11 @@ class Play:
 
     def __init__(
         self, board: Board, roofs: RoofKernels, folder: Path, manifest: BundleManifest,
-        log: TrialLog, parent: Connection, stop: float,
+        log: TrialLog, tell: Callable[[tuple[str, Any]], None], is_spent: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._board, self._roofs, self._folder, self._manifest = board, roofs, folder, manifest
-        self._log, self._parent, self._stop = log, parent, stop
-        self._start, self._stopped = time.monotonic(), False
+        self._log, self._tell_of, self._is_spent = log, tell, is_spent
+        self._start = time.monotonic()
         self._blocks = Blocks(folder)
         self._known: dict[str, dict[str, Trial]] = {}
         self._concluded: set[str] = set()
@@ -182,43 +190,44 @@ class Play:
             if trial.concludes:
                 self._concluded.add(trial.task)
 
-    def all(self) -> str:
-        """Why it ended: done, budget or stopped."""
+    def all(self) -> bool:
+        """Whether it came to the end of them."""
         tasks = self._manifest.tasks
         for i, task in enumerate(tasks):
-            if self._is_spent():
-                return "stopped" if self._stopped else "budget"
-            self._parent.send(("status", (task.name, i, len(tasks), self._n_trials)))
+            self._tell_of((STATUS, (task.name, i, len(tasks), self._n_trials)))
             known = self._known.setdefault(task.name, {})
             in_use = known.get(task.candidates[0].kernel)
-            if task.name not in self._concluded and not (in_use and in_use.outcome == CRASHED):
-                self._task(task, known)
-        return "done"
+            is_broken = in_use is not None and in_use.outcome in (CRASHED, WRONG)
+            if task.name in self._concluded or is_broken:
+                continue
+            if self._is_spent() or not self._task(task, known):
+                return False
+        return True
 
     @property
     def _n_trials(self) -> int:
         return sum(map(len, self._known.values()))
 
-    def _is_spent(self) -> bool:
-        while self._parent.poll():
-            self._stopped |= self._parent.recv() == "stop"
-        return self._stopped or time.monotonic() >= self._stop
-
-    def _task(self, task: BundledTask, known: dict[str, Trial]) -> None:
+    def _task(self, task: BundledTask, known: dict[str, Trial]) -> bool:
+        """Whether all of it was measured, or nothing of it can be."""
         in_use, *others = task.candidates
         library = self._folder / task.library
         self._at(task, in_use)
         job = bundle.job_of(task, self._blocks, self._manifest.segment_tokens)
-        bench = Workbench(self._board, job, in_use.at(library), self._roofs)
+        try:
+            bench = Workbench(self._board, job, in_use.at(library), self._roofs)
+        except XpucError as error:  # what is in use is wrong here
+            self._log.append(_trial(task, in_use, WRONG, detail=error.message))
+            return True
         for candidate in others:
             if self._is_spent():
-                return
+                return False
             if candidate.kernel not in known:
                 self._try(task, bench, candidate.at(library))
         best = max(others, key=lambda c: self._counts(known, c), default=in_use)
         if self._counts(known, best) <= 1.0:
             self._tell(task, bench, in_use, NOTHING, bench.baseline)
-            return
+            return True
         defaults = next((c for c in task.candidates if c.is_default), in_use)
         self._at(task, best)
         beside, plain = bench.confirm(best.at(library), defaults.at(library))
@@ -226,6 +235,7 @@ class Play:
             self._tell(task, bench, best, KEPT, plain.measured)
         else:
             self._tell(task, bench, in_use, NOTHING, bench.baseline, "the best was not confirmed")
+        return True
 
     def _counts(self, known: dict[str, Trial], candidate: Candidate) -> float:
         trial = known.get(candidate.kernel)
@@ -242,17 +252,20 @@ class Play:
 
     def _at(self, task: BundledTask, candidate: Candidate) -> None:
         """Tell the parent what is run next: if this process ends, it was that."""
-        trial = Trial(task.name, task.schedule, dict(candidate.knobs), candidate.kernel, CRASHED)
-        self._parent.send(("at", asdict(trial)))
+        self._tell_of((AT, asdict(_trial(task, candidate, CRASHED))))
 
     def _tell(
         self, task: BundledTask, bench: Workbench, candidate: Candidate, outcome: str,
         measured: Any, detail: str = "", is_faster: bool = False,
     ) -> Trial:  # fmt: skip
-        trial = Trial(
-            task.name, task.schedule, dict(candidate.knobs), candidate.kernel, outcome,
-            tuple(measured), bench.error, "", round(time.monotonic() - self._start, 2), detail,
-            is_faster,
+        trial = _trial(
+            task, candidate, outcome, measured=tuple(measured), error=bench.error,
+            seconds=round(time.monotonic() - self._start, 2), detail=detail, is_faster=is_faster,
         )  # fmt: skip
         self._log.append(trial)
         return trial
+
+
+def _trial(task: BundledTask, candidate: Candidate, outcome: str, **more: Any) -> Trial:
+    knobs = dict(candidate.knobs)
+    return Trial(task.name, task.schedule, knobs, candidate.kernel, outcome, **more)
