@@ -23,6 +23,8 @@ from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.target import resolve
 from xpuc.schedules.attention_job import QkPrepJob
+from xpuc.schedules.cuda import matmul_hopper
+from xpuc.schedules.cuda.activation_rows import widen_rows
 from xpuc.schedules.cuda.argmax import argmax, best_of_blocks, head_best, head_blocks
 from xpuc.schedules.cuda.attention import Attention, attention_decode
 from xpuc.schedules.cuda.attention_prefill import attention_prefill
@@ -43,6 +45,7 @@ from xpuc.schedules.packed import FORMATS, packed
 
 BOUNDS = Path(__file__).parent / "codegen" / "gpu_bounds.json"
 ARCHS = ("sm_80", "sm_90a")
+HOPPER = ("sm_90a",)
 SLACK = 8  # registers that another release of the compiler may take
 
 D_MODEL, D_FF, N_VOCAB = 4096, 14336, 128256
@@ -79,6 +82,11 @@ def kernels() -> list[tirx.PrimFunc]:
     return [*_mat_vecs(), *_products(), *_attentions(), *_small()]
 
 
+def hopper_kernels() -> list[tirx.PrimFunc]:
+    """Those of schedules that need a target of `HOPPER` alone."""
+    return [*_hopper_products()]
+
+
 def mat_vec(format: str, rows: int) -> tirx.PrimFunc:
     """A square projection of a decode step."""
     return linear([Weight(format, D_MODEL)], D_MODEL, rows, activation=_kind(format))
@@ -89,9 +97,9 @@ def name_of(kernel: tirx.PrimFunc) -> str:
     return f"{kernel.attrs['global_symbol']}_kernel"
 
 
-def compiled(functions: list[tirx.PrimFunc]) -> Fatbin:
-    """Their code for `ARCHS`."""
-    machine = resolve("cuda -arch=" + ",".join(ARCHS))
+def compiled(functions: list[tirx.PrimFunc], archs: Sequence[str] = ARCHS) -> Fatbin:
+    """Their code."""
+    machine = resolve("cuda -arch=" + ",".join(archs))
     module = IRModule({str(f.attrs["global_symbol"]): f for f in functions})
     with machine.tvm, cuda.compiling(machine.archs) as made:
         tvm.compile(module, target=machine.tvm, tir_pipeline=cuda.PIPELINE)
@@ -161,6 +169,19 @@ def _products() -> Iterator[tirx.PrimFunc]:
     yield regroup(D_FF)
 
 
+def _hopper_products() -> Iterator[tirx.PrimFunc]:
+    for format in FORMATS:
+        if format != "F32":
+            yield matmul_hopper.matmul([Weight(format, D_MODEL)], D_MODEL)
+    for formats in (("Q4_K", "Q4_K"), ("Q4_K", "Q6_K"), ("Q8_0", "Q8_0"), ("BF16", "BF16")):
+        gate, up = (Weight(format, D_FF) for format in formats)
+        yield matmul_hopper.gated_matmul(gate, up, D_MODEL, act="silu")
+    q, k, v = Weight("Q4_K", D_MODEL), Weight("Q4_K", 1024), Weight("Q6_K", 1024)
+    yield matmul_hopper.matmul([q, k, v], D_MODEL, bias=(True,) * 3)
+    for activation in ("q8", "f32"):
+        yield widen_rows(D_MODEL, activation=activation)
+
+
 def _attentions() -> Iterator[tirx.PrimFunc]:
     for head_dim in HEAD_SIZES:
         job = Attention(32, 8, head_dim, scale=head_dim**-0.5)
@@ -197,4 +218,5 @@ def _small() -> Iterator[tirx.PrimFunc]:
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--write"]:
         sys.exit(__doc__)
-    write(compiled(kernels()).usage, sys.argv[2] if len(sys.argv) > 2 else None)
+    usage = (*compiled(kernels()).usage, *compiled(hopper_kernels(), HOPPER).usage)
+    write(usage, sys.argv[2] if len(sys.argv) > 2 else None)

@@ -137,35 +137,41 @@ def contraction(fused: bool) -> tirx.PrimFunc:
     return tir.prim_func("fused" if fused else "unfused", body)
 
 
-def hopper_product(n: int, k: int, dtype: str, warpgroups: int = 2) -> tirx.PrimFunc:
-    """c = a (m, k) b (n, k)^T by tiles of 64 `warpgroups` rows; f16 to f32, int8 to int32."""
+def hopper_product(n: int, k: int, warpgroups: int = 2) -> tirx.PrimFunc:
+    """c f32 = a (m, k) b (n, k)^T of f16 by tiles of 64 `warpgroups` rows; whole tiles of k."""
     rows = hopper.ROWS * warpgroups
-    summed = {"float16": "float32", "int8": "uint32"}[dtype]
 
     def body() -> None:
         m = tir.rows_var("m")
-        a, b = tir.arg("a", (m, k), dtype), tir.arg("b", (n, k), dtype)
-        c = tir.arg("c", (m, n), summed)
-        maps = hopper.tensor_map(a, rows), hopper.tensor_map(b, n)
+        a, b = tir.arg("a", (m, k), "float16"), tir.arg("b", (n, k), "float16")
+        c = tir.arg("c", (m, n), "float32")
+        source, words = hopper.tensor_map(b, n), tir.view(a, (m, k // 2), "uint32")
         threads = tir.launch((tir.floordiv(m + rows - 1, rows),), warpgroups * hopper.WARPGROUP)
-        first = threads.block[0] * rows
-        tiles = [hopper.tile(t.rows, dtype) for t in maps]
-        barrier = hopper.CopyBarrier(threads)
-        acc = tir.registers(n // 2, summed)
+        ring = hopper.Ring(threads, source, tiles=1, stages=2)
+        tiles = ring.descriptor()
+        acc = tir.registers(n // 2, "float32")
         for i in range(n // 2):
-            tir.store(acc, i, tir.const(0, summed))
-        own_row = tir.let(threads.warp // hopper.WARPGROUP * hopper.ROWS)
-        with tir.serial(0, -(-k // maps[0].columns)) as step:
+            tir.store(acc, i, tir.const(0, "float32"))
+        first = tir.let(threads.block[0] * rows + threads.warp // hopper.WARPGROUP * hopper.ROWS)
+
+        def factor(column: tir.Expr) -> list[tir.Expr]:
+            row, pair = hopper.position(threads, 0)
+            at = [tir.minimum(first + row + 8 * half, m - 1) for half in (0, 1)]
+            return [words[r, (column + pair) // 2 + by] for by in (0, 4) for r in at]
+
+        with tir.serial(0, k // hopper.COLUMNS) as step:
             with tir.when(threads.thread == 0):
-                for into, source, row in zip(tiles, maps, (first, 0), strict=True):
-                    barrier.copy(into, source, row, step * source.columns)
-                barrier.expect(*maps)
-            barrier.wait()
-            hopper.multiply_add(acc, tiles[0], own_row, tiles[1])
-            tir.sync_block()
+                ring.fill(step, 0, step * hopper.COLUMNS)
+            ring.wait(step)
+            parts = range(hopper.COLUMNS // hopper.K)
+            columns = [step * hopper.COLUMNS + part * hopper.K for part in parts]
+            operands = [ring.operand(tiles, step, part) for part in parts]
+            hopper.multiply_add(acc, list(zip(map(factor, columns), operands, strict=True)))
+            hopper.wait_products(acc)
+            ring.release(step)
         for i in range(n // 2):
             row, column = hopper.position(threads, i)
-            with tir.when(first + own_row + row < m):
-                tir.store(c, (first + own_row + row, column), acc[i])
+            with tir.when(first + row < m):
+                tir.store(c, (first + row, column), acc[i])
 
-    return tir.prim_func(f"hopper_product_{dtype}_{n}x{k}", body)
+    return tir.prim_func(f"hopper_product_{n}x{k}", body)

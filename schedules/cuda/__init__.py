@@ -21,11 +21,8 @@ from xpuc.schedules.cuda import (
     attention,
     attention_prefill,
     elementwise,
-    int8_matmul,
     layouts,
-    matmul,
     read,
-    regroup,
     sample,
     widen,
 )
@@ -37,11 +34,32 @@ from xpuc.schedules.cuda.int8_matmul import Int8GatedKnobs, Int8MatmulKnobs
 from xpuc.schedules.cuda.layouts import planes
 from xpuc.schedules.cuda.linear import LinearKnobs, linear
 from xpuc.schedules.cuda.matmul import MatmulKnobs
+from xpuc.schedules.cuda.matmul_hopper import HopperKnobs
 from xpuc.schedules.cuda.norm import rms_norm
-from xpuc.schedules.cuda.products import MOST_ROWS, Weight
+from xpuc.schedules.cuda.projections import (
+    biases_of,
+    emit_gated_matmul,
+    emit_gated_matmul_hopper,
+    emit_int8_gated_matmul,
+    emit_int8_matmul,
+    emit_matmul,
+    emit_matmul_hopper,
+    fixed,
+    has_copies,
+    suits_mma,
+    suits_hopper,
+    quantised,
+    weights_of,
+)
 from xpuc.schedules.cuda.quantize import quantize
 from xpuc.schedules.cuda.rope import qk_prep
-from xpuc.schedules.cuda.spaces import gate_up_space, head_space, linear_space, matmul_space
+from xpuc.schedules.cuda.spaces import (
+    gate_up_space,
+    head_space,
+    hopper_space,
+    linear_space,
+    matmul_space,
+)
 from xpuc.schedules.operands import activation_of, nested, once, outputs_of, planes_of, result_rows
 
 __all__ = ["COPIES", "SCHEDULES", "pack", "planes", "roof_loops", "tile_rows"]
@@ -66,33 +84,11 @@ def roof_loops(facts: TargetFacts) -> list[RoofLoop]:
     return [RoofLoop(read.NAME, kernel, n_bytes // 4, (read.sums(n_bytes),), {"bytes": n_bytes})]
 
 
-def _weights(site: Site) -> tuple[Weight, ...]:
-    return tuple(Weight(w.format, w.rows) for w in site.weights)
-
-
-def _fixed(n: int | None) -> int | None:
-    """A number of rows that kernels are made for."""
-    return n if n is not None and n <= MOST_ROWS else None
-
-
-def _biases(site: Site) -> tuple[bool, ...]:
-    return tuple(bool(b) for b in site.attrs.get("bias", (False,) * len(site.weights)))
-
-
 def _linear(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, biases = activation_of(site)
     kernel = once(
-        linear, _weights(site), site.weights[0].columns, _fixed(result_rows(site)),
-        activation=kind, bias=_biases(site), knobs=knobs,
-    )  # fmt: skip
-    return emit.launch(kernel, [*x, *planes_of(site), *biases], [site.result])
-
-
-def _matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kind, x, biases = activation_of(site)
-    kernel = once(
-        matmul.matmul, _weights(site), site.weights[0].columns,
-        activation=kind, bias=_biases(site), knobs=knobs,
+        linear, weights_of(site), site.weights[0].columns, fixed(result_rows(site)),
+        activation=kind, bias=biases_of(site), knobs=knobs,
     )  # fmt: skip
     return emit.launch(kernel, [*x, *planes_of(site), *biases], [site.result])
 
@@ -100,77 +96,23 @@ def _matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
 def _gate_up(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = activation_of(site)
     kernel = once(
-        gate_up, *_weights(site), site.weights[0].columns, _fixed(site.n),
+        gate_up, *weights_of(site), site.weights[0].columns, fixed(site.n),
         activation=kind, act=site.attrs["activation"], quantize=bool(site.attrs["quantize"]),
         knobs=knobs,
     )  # fmt: skip
     return emit.launch(kernel, [*x, *planes_of(site)], outputs_of(site.result))
 
 
-def _gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
-    kind, x, _ = activation_of(site)
-    gate, up = _weights(site)
-    kernel = once(
-        matmul.gated_matmul, gate, up, site.weights[0].columns,
-        activation=kind, act=site.attrs["activation"], knobs=knobs,
-    )  # fmt: skip
-    rows = x[0].ty.shape[1] if kind == "q8" else x[0].ty.shape[0]
-    h = emit.launch(
-        kernel, [*x, *planes_of(site)], [relax.TensorType([rows, gate.rows], "float32")]
-    )
-    return _quantised(emit, site, h, gate.rows)
-
-
-def _int8_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
-    x, biases = _grouped(emit, site)
-    kernel = once(
-        int8_matmul.int8_matmul, _weights(site), site.weights[0].columns,
-        bias=_biases(site), knobs=knobs,
-    )  # fmt: skip
-    return emit.launch(kernel, [*x, *planes_of(site), *site.copies, *biases], [site.result])
-
-
-def _int8_gated_matmul(emit: Emitter, site: Site, knobs: Any) -> Var:
-    x, _ = _grouped(emit, site)
-    gate, up = _weights(site)
-    kernel = once(
-        int8_matmul.int8_gated_matmul, gate, up, site.weights[0].columns,
-        act=site.attrs["activation"], knobs=knobs,
-    )  # fmt: skip
-    rows = site.operands[0].ty.shape[1]
-    h = emit.launch(
-        kernel, [*x, *planes_of(site), *site.copies],
-        [relax.TensorType([rows, gate.rows], "float32")],
-    )  # fmt: skip
-    return _quantised(emit, site, h, gate.rows)
-
-
-def _grouped(emit: Emitter, site: Site) -> tuple[list[Var], list[Var]]:
-    """The activation of a projection with a scale for 256 columns, and the operands after it."""
-    _, x, others = activation_of(site)
-    n, k = x[0].ty.shape[1], site.weights[0].columns
-    made = [relax.TensorType(list(shape), dtype) for _, shape, dtype in regroup.shapes(n, k)]
-    grouped = emit.launch(once(regroup.regroup, k), x, made)
-    return [emit.item(grouped, i) for i in range(len(made))], others
-
-
-def _quantised(emit: Emitter, site: Site, value: Var, columns: int) -> Var:
-    """The value, quantised if the site asks for it."""
-    if not site.attrs["quantize"]:
-        return value
-    return emit.launch(once(quantize, columns, _fixed(site.n)), [value], outputs_of(site.result))
-
-
 def _embed(emit: Emitter, site: Site, knobs: Any) -> Var:
-    (weight,) = _weights(site)
+    (weight,) = weights_of(site)
     kernel = once(embed, weight, site.weights[0].columns, site.n, site.attrs["scale"])
     return emit.launch(kernel, [site.operands[0], *planes_of(site)], [site.result])
 
 
 def _head_argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
     kind, x, _ = activation_of(site)
-    (weight,) = _weights(site)
-    n, rows = _fixed(result_rows(site)), site.result.shape[0]
+    (weight,) = weights_of(site)
+    n, rows = fixed(result_rows(site)), site.result.shape[0]
     blocks = argmax.head_blocks(weight.rows, knobs)
     kernel = once(
         argmax.head_best, weight, site.weights[0].columns, n, activation=kind, knobs=knobs
@@ -244,7 +186,7 @@ def _attention_decode(emit: Emitter, site: Site, knobs: Any) -> Var:
     results = [emit.item(made, 2 + i) for i in range(len(outputs))]
     if quantizes:
         return emit.emit(relax.Tuple(results))
-    return _quantised(emit, site, results[0], int(q.ty.shape[1]))
+    return quantised(emit, site, results[0], int(q.ty.shape[1]))
 
 
 def _attention_flash(emit: Emitter, site: Site, knobs: Any) -> Var:
@@ -252,7 +194,7 @@ def _attention_flash(emit: Emitter, site: Site, knobs: Any) -> Var:
     kernel = once(attention_prefill.attention_prefill, _attention_job(site), site.n)
     rows = relax.TensorType(list(q.ty.shape), "float32")
     out = emit.launch(kernel, [q, positions, tiles, work, block_table, *pools], [rows])
-    return _quantised(emit, site, out, int(q.ty.shape[1]))
+    return quantised(emit, site, out, int(q.ty.shape[1]))
 
 
 def _argmax(emit: Emitter, site: Site, knobs: Any) -> Var:
@@ -295,18 +237,6 @@ def _always(site: Site) -> bool:
     return True
 
 
-def _many_rows(site: Site) -> bool:
-    """Whether it is of many rows, and neither factor is more exact than f16 can tell."""
-    is_exact = activation_of(site)[0] == "f32" and any(
-        w.format not in ("F16", "BF16") for w in site.weights
-    )
-    return site.n is None and not is_exact and matmul.accepts(site.weights[0].columns)
-
-
-def _has_copies(site: Site) -> bool:
-    return bool(site.copies) and activation_of(site)[0] == "q8"
-
-
 def _decodes(site: Site) -> bool:
     return site.n is not None
 
@@ -326,20 +256,32 @@ def _two_rows_alike(site: Site) -> bool:
 # fmt: off
 SCHEDULES: tuple[Schedule, ...] = (
     Schedule(
-        "int8_matmul", "linear", _has_copies, _int8_matmul, Int8MatmulKnobs, batch_invariant=False
-    ),
-    Schedule(
-        "int8_matmul", "linear_group", _has_copies, _int8_matmul, Int8MatmulKnobs,
+        "int8_matmul", "linear", has_copies, emit_int8_matmul, Int8MatmulKnobs,
         batch_invariant=False,
     ),
     Schedule(
-        "int8_gated_matmul", "gate_up", _has_copies, _int8_gated_matmul, Int8GatedKnobs,
+        "int8_matmul", "linear_group", has_copies, emit_int8_matmul, Int8MatmulKnobs,
         batch_invariant=False,
     ),
-    Schedule("matmul", "linear", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
-    Schedule("matmul", "linear_group", _many_rows, _matmul, MatmulKnobs, matmul_space, False),
     Schedule(
-        "gated_matmul", "gate_up", _many_rows, _gated_matmul, MatmulKnobs, matmul_space, False
+        "int8_gated_matmul", "gate_up", has_copies, emit_int8_gated_matmul, Int8GatedKnobs,
+        batch_invariant=False,
+    ),
+    *(
+        Schedule(
+            "matmul_hopper", op, suits_hopper, emit_matmul_hopper, HopperKnobs, hopper_space,
+            batch_invariant=False,
+        )
+        for op in ("linear", "linear_group")
+    ),
+    Schedule(
+        "gated_matmul_hopper", "gate_up", suits_hopper, emit_gated_matmul_hopper, HopperKnobs,
+        hopper_space, batch_invariant=False,
+    ),
+    Schedule("matmul", "linear", suits_mma, emit_matmul, MatmulKnobs, matmul_space, False),
+    Schedule("matmul", "linear_group", suits_mma, emit_matmul, MatmulKnobs, matmul_space, False),
+    Schedule(
+        "gated_matmul", "gate_up", suits_mma, emit_gated_matmul, MatmulKnobs, matmul_space, False
     ),
     Schedule("linear_warps", "linear", _always, _linear, LinearKnobs, linear_space),
     Schedule("linear_warps", "linear_group", _always, _linear, LinearKnobs, linear_space),

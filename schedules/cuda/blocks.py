@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xpuc.schedules.cuda import tir
-from xpuc.schedules.cuda.layouts import UNITS
+from xpuc.schedules.cuda.layouts import UNITS, elements
 from xpuc.schedules.cuda.tir import Buffer, Expr, T
 from xpuc.schedules.packed import COLUMNS, Packed
 from xpuc.schedules.packed.bits import PIECES
@@ -160,3 +160,30 @@ def columns(sub: SubBlock) -> list[Expr]:
         scale = sub.scale[half]
         result.append(q * scale if sub.shift is None else tir.fma(q, scale, sub.shift[half]))
     return result
+
+
+class Fragment:
+    """A sub-block as it lies in memory, in registers: loaded at one place, decoded at another."""
+
+    def __init__(self, facts: Packed) -> None:
+        self.facts = facts
+        self._per_block = facts.columns // COLUMNS
+        self._counts = {name: n // self._per_block for name, _, n in elements(facts)}
+        self._registers = {
+            name: tir.registers(max(1, self._counts[name]), dtype)
+            for name, dtype, _ in elements(facts)
+        }
+
+    def load(self, planes: Mapping[str, Buffer], index: Expr) -> None:
+        """Load sub-block `index` of planes as `sub_block` takes them."""
+        for name, count in self._counts.items():
+            into = self._registers[name]
+            if count == 0:  # one for all sub-blocks of a block
+                tir.store(into, 0, tir.load(planes[name], index // self._per_block))
+            for first in range(0, count, 4):
+                n = min(4, count - first)
+                tir.store(into, first, tir.load(planes[name], index * count + first, n), n)
+
+    def decode(self) -> SubBlock:
+        """What was loaded last."""
+        return sub_block(self.facts, self._registers, 0)

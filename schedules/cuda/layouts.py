@@ -27,11 +27,11 @@ def planes(format: str, rows: int, k: int) -> tuple[Plane, ...]:
     blocks = rows * (k // facts.columns)
     return tuple(
         Plane(name, dtype, padded_size(blocks * per_block, dtype))
-        for name, dtype, per_block in _arrays(facts)
+        for name, dtype, per_block in elements(facts)
     )
 
 
-def _arrays(facts: Packed) -> Iterator[tuple[str, str, int]]:
+def elements(facts: Packed) -> Iterator[tuple[str, str, int]]:
     """(name, dtype, elements a block) of each plane; `qs` and `top` in words of a unit."""
     for field in facts.planes:
         if field.name == "qs":
@@ -51,7 +51,7 @@ def pack(format: str, raw: Bytes) -> dict[str, NDArray[np.generic]]:
     for start in range(0, rows, step):
         chunk = raw[start : start + step]
         arrays = _split(facts, chunk.reshape(len(chunk), blocks, facts.nbytes))
-        for name, _, per_block in _arrays(facts):
+        for name, _, per_block in elements(facts):
             first = start * blocks * per_block
             flat = np.ascontiguousarray(arrays[name]).view(out[name].dtype).reshape(-1)
             out[name][first : first + flat.size] = flat

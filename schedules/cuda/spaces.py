@@ -40,6 +40,14 @@ def matmul_space(site: Site) -> Space:
     }  # fmt: skip
 
 
+def hopper_space(site: Site) -> Space:
+    """Of products of warpgroups: the sides of a tile, what is under way and decoded at once."""
+    return {
+        "rows": (64, 128, 256), "warpgroups": (1, 2, 4), "stages": (2, 3, 4), "parts": (2, 4),
+        "resident": (1, 2),
+    }  # fmt: skip
+
+
 def _rows_and_turns(site: Site, n: int | None) -> Space:
     """With many activations, sums of few rows and turns fit into a thread's registers."""
     sums = n if n is not None and n <= MOST_ROWS else TILE

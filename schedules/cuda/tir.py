@@ -87,6 +87,11 @@ def launch(grid: Sequence[int | Expr], warps: int) -> Threads:
     return Threads((block,) if len(grid) == 1 else tuple(block), warp, lane, thread, warps)
 
 
+def reside(blocks: int) -> None:
+    """Have the compiler keep to registers that let so many blocks be on a multiprocessor."""
+    _attribute("tirx.launch_bounds_min_blocks_per_sm", blocks)
+
+
 def registers(shape: int | tuple[int, ...], dtype: str) -> Buffer:
     """A thread's own variables. Indices must be known when compiled, else they go to memory."""
     return T.alloc_local(shape if isinstance(shape, tuple) else (shape,), dtype)
@@ -96,6 +101,26 @@ def shared(shape: int | tuple[int, ...], dtype: str) -> Buffer:
     """Memory of the block, aligned for vectors, undefined at first; 48 KiB at most in all."""
     shape = shape if isinstance(shape, tuple) else (shape,)
     return T.alloc_buffer(shape, dtype, scope="shared", align=ALIGNMENT)
+
+
+def large_shared(*parts: tuple[tuple[int, ...], str]) -> list[Buffer]:
+    """Buffers of these shapes and dtypes, beyond 48 KiB too: memory that the launch asks for.
+
+    Called once in a kernel. Each starts at a multiple of 1024 bytes, where a swizzled tile may.
+    """
+    base = T.alloc_buffer((0,), "uint8", scope="shared.dyn", align=_LARGE_ALIGNMENT)
+    pool = T.SMEMPool(base.data)
+    buffers = [pool.alloc(shape, dtype, align=_LARGE_ALIGNMENT) for shape, dtype in parts]
+    _attribute("tirx.dyn_smem_bytes", pool.offset)
+    return buffers
+
+
+_LARGE_ALIGNMENT = 1024
+
+
+def _attribute(name: str, value: int) -> None:
+    """Say something of the kernel to TVM's lowering."""
+    T.add_to_parent(tirx.AttrStmt(0, name, tirx.IntImm("int64", value), tirx.Evaluate(0)))
 
 
 def sync_block() -> None:

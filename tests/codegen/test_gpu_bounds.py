@@ -29,6 +29,11 @@ def fatbin() -> Fatbin:
     return gpu_bounds.compiled(gpu_bounds.kernels())
 
 
+@pytest.fixture(scope="module")
+def of_hopper() -> Fatbin:
+    return gpu_bounds.compiled(gpu_bounds.hopper_kernels(), gpu_bounds.HOPPER)
+
+
 @pytest.fixture(scope="module", params=ARCHS)
 def sass(request: pytest.FixtureRequest, fatbin: Fatbin) -> dict[str, Sass]:
     return disassemble(fatbin.code, request.param)
@@ -49,10 +54,10 @@ def decoding() -> dict[str, Sass]:
 
 
 @pytest.mark.slow
-def test_every_kernel_keeps_to_its_bound(fatbin: Fatbin) -> None:
-    bounds = gpu_bounds.read()
-    assert {(row.kernel, row.arch) for row in fatbin.usage} == set(bounds)
-    over = [(row, bounds[row.kernel, row.arch]) for row in fatbin.usage]
+def test_every_kernel_keeps_to_its_bound(fatbin: Fatbin, of_hopper: Fatbin) -> None:
+    bounds, usage = gpu_bounds.read(), (*fatbin.usage, *of_hopper.usage)
+    assert {(row.kernel, row.arch) for row in usage} == set(bounds)
+    over = [(row, bounds[row.kernel, row.arch]) for row in usage]
     assert not [(row, bound) for row, bound in over if not bound.holds(row)]
 
 
@@ -68,6 +73,24 @@ def test_kernels_have_the_instructions_they_are_written_for(sass: dict[str, Sass
             assert kernel.count("LDGSTS.E.BYPASS.128") >= 8, name
         if name.startswith(("linear_", "gate_up_", "matmul_", "gated_matmul_", "attention_")):
             assert kernel.count("LDG.E.128"), name
+
+
+@pytest.mark.slow
+def test_products_of_warpgroups_overlap_and_read_what_was_copied(of_hopper: Fatbin) -> None:
+    products = 0
+    for name, kernel in disassemble(of_hopper.code, "sm_90a").items():
+        if name.startswith("widen_rows_"):
+            continue
+        products += 1
+        count = kernel.count("HGMMA.64x128x16.F32")
+        assert count >= 8, name
+        # ptxas waits for each product at once where it cannot tell what a factor's registers hold.
+        assert kernel.count("WARPGROUP.DEPBAR.LE") <= count / 4, name
+        assert kernel.count("UTMALDG.2D") >= 2, name
+        assert kernel.count("SYNCS.PHASECHK.TRANS64.TRYWAIT") >= 2, name
+        assert not kernel.count("HMMA"), name
+        assert kernel.count("LDG.E.128") or kernel.count("LDG.E.64"), name
+    assert products > len(QUANTISED)
 
 
 @pytest.mark.slow

@@ -147,14 +147,18 @@ def _wgmma(match: re.Match[str], operands: Operands) -> str:
     is_float = match["sum"] == "f32"
     number = "float" if is_float else "uint32_t"
     registers = ", ".join(f"({number}*)&{d}" for d in operands.vector(0))
+    held = operands.texts[1].startswith("{")
+    a_registers = _list("uint32_t", operands.vector(1)) if held else "{0}"
+    a = "a_, 0" if held else f"nullptr, {operands[1]}"
     signs = [operands[i] for i in range(4, len(operands))]
     if any(transposed != "0" for transposed in signs[2:]):
         raise UnsupportedPtx(f"{match.string}: an operand that is not K-major")
     extra = f", {signs[0]}, {signs[1]}" if is_float else ""
     return (
         f"{{ {number}* const d_[] = {{{registers}}}; "
+        f"[[maybe_unused]] const uint32_t a_[] = {a_registers}; "
         f"emu_wgmma_{'float' if is_float else 'int'}({ELEMENTS[match['type']]}, {match['n']}, d_, "
-        f"{operands[1]}, {operands[2]}, {operands[3]}{extra}); }}"
+        f"{a}, {operands[2]}, {operands[3]}{extra}); }}"
     )
 
 

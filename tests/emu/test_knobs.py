@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ SITES = {
 
 
 def on_gpu(where: Site) -> Site:
-    return site_of(where.facts(), MACHINE.facts, target.planes)
+    """As on several architectures: without products of warpgroups (test_matmul_hopper.py)."""
+    features = MACHINE.facts.features - {"wgmma"}
+    return site_of(where.facts(), replace(MACHINE.facts, features=features), target.planes)
 
 
 def values_in_turn(schedule: Schedule, site: Site) -> list[Any]:

@@ -128,7 +128,7 @@ __device__ unsigned long long descriptor(unsigned address) {
   return (unsigned long long)(address >> 4 & 0x3fff) | (unsigned long long)(LEADING >> 4) << 16 |
          (unsigned long long)(STRIDE >> 4) << 32 | (unsigned long long)LAYOUT << 62;
 }
-extern "C" __global__ void k(const uint4* a, const uint4* b, SUM* d) {
+extern "C" __global__ void k(const uint4* a, const unsigned* held, const uint4* b, SUM* d) {
   __shared__ __align__(1024) uint4 sa[64 * UNITS];
   __shared__ __align__(1024) uint4 sb[NCOLS * UNITS];
   for (int i = threadIdx.x; i < 64 * UNITS; i += 128) sa[i] = a[i];
@@ -137,12 +137,12 @@ extern "C" __global__ void k(const uint4* a, const uint4* b, SUM* d) {
   SUM r[NCOLS / 2];
   for (int i = 0; i < NCOLS / 2; ++i) r[i] = 3;
   for (int k = 0; k < STEPS; ++k) {
-    unsigned long long da = descriptor(__cvta_generic_to_shared(sa) + k * STEP);
+    FIRST
     unsigned long long db = descriptor(__cvta_generic_to_shared(sb) + k * STEP);
     int scale = k > 0;
     asm volatile("wgmma.fence.sync.aligned;");
     asm volatile("{.reg .pred p;\\n setp.ne.b32 p, %SCALE, 0;\\n INSTRUCTION }"
-                 : OUTPUTS : "l"(da), "l"(db), "r"(scale));
+                 : OUTPUTS : FACTOR, "l"(db), "r"(scale));
     asm volatile("wgmma.commit_group.sync.aligned;");
     asm volatile("wgmma.wait_group.sync.aligned 0;");
   }
@@ -166,27 +166,36 @@ def swizzled(matrix: np.ndarray) -> np.ndarray:
     return placed
 
 
+DESCRIBED = "unsigned long long da = descriptor(__cvta_generic_to_shared(sa) + k * STEP);"
+HELD = "const unsigned* a4 = held + 4 * (threadIdx.x * STEPS + k);"
+
+
 @pytest.mark.parametrize(("dtype", "n"), [("f16", 64), ("bf16", 8), ("s8", 24)])
-@pytest.mark.parametrize("layout", ["core", "swizzle 128"])
+@pytest.mark.parametrize("layout", ["core", "swizzle 128", "registers"])
 def test_wgmma(dtype, n, layout):
     whole = dtype == "s8"
     size = np.dtype(DTYPES[dtype]).itemsize
     k, per = 128 // size, 32 // size
     a, b = random(dtype, (64, k)), random(dtype, (n, k))
     sum_, type_, letter = ("s32", "int", "r") if whole else ("f32", "float", "f")
+    first = 4 if layout == "registers" else 1  # operands that name a
     flat = layout == "core"
     registers_ = ", ".join(f"%{i}" for i in range(n // 2))
-    signs = "" if whole else ", 1, 1, 0, 0"
+    signs = "" if whole else ", 1, 1, 0" + ", 0" * (first == 1)
+    at = n // 2
+    named = f"%{at}" if first == 1 else "{" + ", ".join(f"%{at + i}" for i in range(4)) + "}"
     instruction = (
         f"wgmma.mma_async.sync.aligned.m64n{n}k{per}.{sum_}.{dtype}.{dtype} "
-        f"{{{registers_}}}, %{n // 2}, %{n // 2 + 1}, p{signs};"
+        f"{{{registers_}}}, {named}, %{at + first}, p{signs};"
     )
     outputs = ", ".join(f'"+{letter}"(r[{i}])' for i in range(n // 2))
     source = WGMMA
     for word, text in {
         "INSTRUCTION": instruction,
         "OUTPUTS": outputs,
-        "SCALE": str(n // 2 + 2),
+        "SCALE": str(at + first + 1),
+        "FIRST": DESCRIBED if first == 1 else HELD,
+        "FACTOR": '"l"(da)' if first == 1 else ", ".join(f'"r"(a4[{i}])' for i in range(4)),
         "LEADING": "128",
         "STRIDE": "1024",
         "LAYOUT": "0" if flat else "1",
@@ -200,7 +209,9 @@ def test_wgmma(dtype, n, layout):
     place = core_matrices if flat else swizzled
     number = np.int32 if whole else np.float32
     d = Memory((128, n // 8, 2, 2), number)
-    Module(source).run("k", 1, 128, Memory.of(place(a)), Memory.of(place(b)), d)
+    held = np.concatenate([fragments(a[row : row + 16], 2) for row in range(0, 64, 16)])
+    inputs = [Memory.of(given) for given in (place(a), held, place(b))]
+    Module(source).run("k", 1, 128, *inputs, d)
     thread = np.arange(128)
     rows = 16 * (thread // 32) + thread % 32 // 4
     got = np.empty((64, n), number)

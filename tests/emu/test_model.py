@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from xpuc.codegen.compile import Options, compile_model
 from xpuc.runtime.engine import Engine
 
 PROMPTS = [[3, 14, 15, 92, 6, 5, 35, 8], list(range(1, 70)), [41]]
+NEAR = 0.03  # between the likeliest two: rounding prompts to f16 may choose the other
 
 
 def loaded(checkpoint: Path, folder: Path, target: str, **options: Any) -> Engine:
@@ -42,13 +44,18 @@ def test_a_tiny_model_answers_as_on_the_cpu(
             else loaded(checkpoint, tmp_path, target, **SIZES)
         ) as engine:  # fmt: skip
             results = engine.generate(
-                PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=0
+                PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=2
             )
-            answers.append([(r.ids, [p.logprob for p in r.logprobs]) for r in results])
+            answers.append([r.logprobs for r in results])
         assert (fake_driver.launches() > before) == (target == "cuda")
-    for (ids, logprobs), (want, expected) in zip(answers[1], answers[0], strict=True):
-        assert ids == want
-        assert logprobs == pytest.approx(expected, abs=0.1)
+    compared = 0
+    for got, expected in zip(answers[1], answers[0], strict=True):
+        sure = list(itertools.takewhile(lambda p: p.top[0][1] - p.top[1][1] > NEAR, expected))
+        compared += len(sure)
+        assert [p.id for p in got[: len(sure)]] == [p.id for p in sure]
+        logprobs = [p.logprob for p in got[: len(sure)]]
+        assert logprobs == pytest.approx([p.logprob for p in sure], abs=0.1)
+    assert compared >= 18
 
 
 def test_blocks_of_a_gpu_are_copied_stored_and_found_again(

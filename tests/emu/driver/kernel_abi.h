@@ -72,9 +72,9 @@ enum EmuElement { EMU_F16, EMU_BF16, EMU_S8, EMU_U8 };
 void emu_ldmatrix(unsigned count, bool transposed, unsigned address, uint32_t* out);
 void emu_mma_float(EmuElement element, unsigned k, float* c, const uint32_t* a, const uint32_t* b);
 void emu_mma_int(EmuElement element, unsigned k, uint32_t* c, const uint32_t* a, const uint32_t* b);
-void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, uint64_t a, uint64_t b,
-                     bool accumulate, int sign_a, int sign_b);
-void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, uint64_t a, uint64_t b,
-                   bool accumulate);
+void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, const uint32_t* a_registers,
+                     uint64_t a, uint64_t b, bool accumulate, int sign_a, int sign_b);
+void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, const uint32_t* a_registers,
+                   uint64_t a, uint64_t b, bool accumulate);
 }
 #pragma GCC visibility pop

@@ -101,13 +101,15 @@ void mma(void* const operands[32], unsigned) {
   }
 }
 
-// ---- wgmma.m64, both operands K-major in shared memory. Warp w of four has rows 16w ...; within
-// them a lane's register 4j + 2h + e is row g + 8h, column 8j + 2t + e.
+// ---- wgmma.m64, K-major; the first operand in registers, laid out in each warp as mma's, or both in
+// shared memory. Warp w of four has rows 16w ...; within them a lane's register 4j + 2h + e is row
+// g + 8h, column 8j + 2t + e.
 
 template <class Sum>
 struct Wgmma {
   unsigned n, warp;
   Sum* const* d;
+  const uint32_t* a_registers;  // null: `a` describes it
   uint64_t a, b;
   bool accumulate;
   Sum sign_a, sign_b;
@@ -134,30 +136,40 @@ typename Kind::Sum described(uint64_t descriptor, unsigned row, unsigned k) {
   return widen(value);
 }
 
+// A register of one lane's, of A's rows 16w ... .
+template <class Kind>
+typename Kind::Sum held(void* const operands[32], unsigned row, unsigned k) {
+  constexpr unsigned per = 4 / sizeof(typename Kind::Stored);
+  void* lane = operands[row % 8 * 4 + k / per % 4];
+  return unpacked<Kind>(static_cast<const Wgmma<typename Kind::Sum>*>(lane)->a_registers + row / 8,
+                        2, k);
+}
+
 template <class Kind>
 void wgmma(void* const operands[32], unsigned) {
   using Sum = typename Kind::Sum;
   constexpr unsigned k_size = 32 / sizeof(typename Kind::Stored);
   auto lane = [&](unsigned i) { return static_cast<const Wgmma<Sum>*>(operands[i]); };
   const Wgmma<Sum>& first = *lane(0);
-  Sum a[16][k_size];
+  Sum a[k_size][16];  // rows last, so that the sums of a column are a vector
   for (unsigned row = 0; row < 16; ++row) {
     for (unsigned k = 0; k < k_size; ++k) {
-      a[row][k] = first.sign_a * described<Kind>(first.a, 16 * first.warp + row, k);
+      Sum value = first.a_registers ? held<Kind>(operands, row, k)
+                                    : described<Kind>(first.a, 16 * first.warp + row, k);
+      a[k][row] = first.sign_a * value;
     }
   }
   for (unsigned column = 0; column < first.n; ++column) {
-    Sum b[k_size];
+    Sum sums[16];
+    auto d = [&](unsigned row) -> Sum& {
+      return *lane(row % 8 * 4 + column % 8 / 2)->d[column / 8 * 4 + row / 8 * 2 + column % 2];
+    };
+    for (unsigned row = 0; row < 16; ++row) sums[row] = first.accumulate ? d(row) : Sum(0);
     for (unsigned k = 0; k < k_size; ++k) {
-      b[k] = first.sign_b * described<Kind>(first.b, column, k);
+      Sum b = first.sign_b * described<Kind>(first.b, column, k);
+      for (unsigned row = 0; row < 16; ++row) sums[row] += a[k][row] * b;
     }
-    for (unsigned row = 0; row < 16; ++row) {
-      unsigned i = row % 8 * 4 + column % 8 / 2;
-      Sum& d = *lane(i)->d[column / 8 * 4 + row / 8 * 2 + column % 2];
-      Sum sum = first.accumulate ? d : Sum(0);
-      for (unsigned k = 0; k < k_size; ++k) sum += a[row][k] * b[k];
-      d = sum;
-    }
+    for (unsigned row = 0; row < 16; ++row) d(row) = sums[row];
   }
 }
 
@@ -185,16 +197,17 @@ void emu_mma_int(EmuElement element, unsigned k, uint32_t* c, const uint32_t* a,
   emu_collective(kWarp, "mma.sync", element == EMU_S8 ? mma<S8> : mma<U8>, &operand);
 }
 
-void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, uint64_t a, uint64_t b,
-                     bool accumulate, int sign_a, int sign_b) {
-  Wgmma<float> operand{n,          emu_thread->linear / 32 % 4, d, a, b, accumulate, float(sign_a),
-                       float(sign_b)};
+void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, const uint32_t* a_registers,
+                     uint64_t a, uint64_t b, bool accumulate, int sign_a, int sign_b) {
+  unsigned warp = emu_thread->linear / 32 % 4;
+  Wgmma<float> operand{n, warp, d, a_registers, a, b, accumulate, float(sign_a), float(sign_b)};
   emu_collective(kWarp, "wgmma", element == EMU_F16 ? wgmma<F16> : wgmma<BF16>, &operand);
 }
 
-void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, uint64_t a, uint64_t b,
-                   bool accumulate) {
-  Wgmma<uint32_t> operand{n, emu_thread->linear / 32 % 4, d, a, b, accumulate, 1, 1};
+void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, const uint32_t* a_registers,
+                   uint64_t a, uint64_t b, bool accumulate) {
+  unsigned warp = emu_thread->linear / 32 % 4;
+  Wgmma<uint32_t> operand{n, warp, d, a_registers, a, b, accumulate, 1, 1};
   emu_collective(kWarp, "wgmma", element == EMU_S8 ? wgmma<S8> : wgmma<U8>, &operand);
 }
 }
