@@ -46,9 +46,9 @@ from xpuc.schedules.cuda.projections import (
     emit_matmul_hopper,
     fixed,
     has_copies,
-    suits_mma,
-    suits_hopper,
     quantised,
+    suits_hopper,
+    suits_mma,
     weights_of,
 )
 from xpuc.schedules.cuda.quantize import quantize
