@@ -108,14 +108,10 @@ def large_shared(*parts: tuple[tuple[int, ...], str]) -> list[Buffer]:
 
     Called once in a kernel. Each starts at a multiple of 1024 bytes, where a swizzled tile may.
     """
-    base = T.alloc_buffer((0,), "uint8", scope="shared.dyn", align=_LARGE_ALIGNMENT)
-    pool = T.SMEMPool(base.data)
-    buffers = [pool.alloc(shape, dtype, align=_LARGE_ALIGNMENT) for shape, dtype in parts]
+    pool = T.SMEMPool(T.alloc_buffer((0,), "uint8", scope="shared.dyn", align=1024).data)
+    buffers = [pool.alloc(shape, dtype, align=1024) for shape, dtype in parts]
     _attribute("tirx.dyn_smem_bytes", pool.offset)
     return buffers
-
-
-_LARGE_ALIGNMENT = 1024
 
 
 def _attribute(name: str, value: int) -> None:
