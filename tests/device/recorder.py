@@ -49,11 +49,13 @@ class Recording:
                 described.append({"array": self._keep(array), "is_written": is_written})
             else:
                 described.append({"value": each})
-        rounded = name.startswith(_ON_TENSOR_CORES)
+        # A GPU's exp2 and rsqrt may move what is quantised after them by a step.
+        is_quantised = any(each.dtype == np.int8 for each in results)
+        tolerance = 2e-3 if name.startswith(_ON_TENSOR_CORES) else 1e-5
         self.cases.append({
             "kernel": name, "function": function, "test": test, "arguments": described,
             "results": [self._keep(each) for each in results],
-            "tolerance": 2e-3 if rounded else 1e-5, "steps": 1 if rounded else 0,
+            "tolerance": 1e-2 if is_quantised else tolerance,
         })  # fmt: skip
 
     def _keep(self, array: np.ndarray) -> str:
