@@ -156,7 +156,7 @@ def test_knobs_of_the_head_change_no_bit() -> None:
     w = matrix("Q4_0", 100, 160)
     x, _ = activation("q8", 1, 160)
     ids = []
-    for knobs in (LinearKnobs(warps=8), LinearKnobs(warps=2, rows=4)):
+    for knobs in (argmax.HeadKnobs(warps=8), argmax.HeadKnobs(warps=2, rows=4, passes=1)):
         blocks = argmax.head_blocks(100, knobs)
         kernels = (
             argmax.head_best(w.weight, 160, 1, activation="q8", knobs=knobs),
