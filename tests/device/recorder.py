@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-_ON_TENSOR_CORES = ("matmul", "gated_matmul", "attention_prefill")
+_ON_TENSOR_CORES = ("matmul", "gated_matmul", "hopper_", "attention_prefill")
 
 
 @dataclass
