@@ -86,7 +86,8 @@ def test_more_in_flight_is_faster_until_memory_is_as_fast_as_it_is() -> None:
         return predicted_us([own], 100_000_000, 0)
 
     assert us(1) > us(2) > us(4)
-    assert us(64) == us(128) == pytest.approx(100_000_000 / (0.8 * 4800e3), rel=0.01)
+    assert us(64) == pytest.approx(100_000_000 / (0.8 * 4800e3), rel=0.03)
+    assert us(64) == pytest.approx(us(128), rel=0.02)
     assert us(64, 1321) > us(64)  # one block more than whole waves
     assert us(2, 66) > us(2)  # half of the multiprocessors
 
@@ -168,3 +169,18 @@ def test_a_shortlist_has_what_is_in_use_and_the_best_of_the_rest() -> None:
     in_use, other = found.kept
     assert in_use.knobs == {"warps": 4, "rows": 2, "ahead": 1}
     assert other.us == min(t.us for t in found.tried if not t.refused and t is not in_use)
+
+
+def test_of_what_the_model_cannot_tell_apart_those_that_differ_are_timed() -> None:
+    def tried(us: float, **knobs: int) -> export.Tried:
+        return export.Tried(knobs, us=us)
+
+    first = [tried(1.0, warps=4, rows=2)]
+    others = [
+        tried(0.99, warps=4, rows=1),
+        tried(1.0, warps=8, rows=1),
+        tried(2.0, warps=1, rows=4),
+    ]
+    picked = export._spread(first, others, 2)
+    assert [t.us for t in picked] == [1.0, 0.99]
+    assert len(export._spread(first, others, 9)) == 3

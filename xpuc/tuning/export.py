@@ -27,6 +27,7 @@ from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Subject, Task
 
 CANDIDATES = 6  # of a task that are timed, besides what is in use
+_ALIKE = 1.05  # times as long as the best, by a model that is no better than that
 Knobs = Mapping[str, int]
 
 
@@ -72,8 +73,23 @@ def shortlist(task: Task, db: TuneDb, most: int = CANDIDATES) -> Shortlist:
     _judge(found, cost)
     first = [t for t in found.tried[:2] if t.knobs in (in_use, defaults)]
     others = [t for t in found.tried if not t.refused and t not in first]
-    found.kept = first + sorted(others, key=lambda t: t.us)[:most]
+    found.kept = first + _spread(first, others, most)
     return found
+
+
+def _spread(first: Sequence[Tried], others: Sequence[Tried], most: int) -> list[Tried]:
+    """The best by the model; of those it cannot tell apart, what differs most from the rest."""
+    left, chosen = sorted(others, key=lambda t: t.us), list(first)
+    while left and len(chosen) < len(first) + most:
+        alike = [t for t in left if t.us <= _ALIKE * left[0].us]
+        chosen.append(max(alike, key=lambda t: (_distance(t, chosen), -t.us)))
+        left.remove(chosen[-1])
+    return chosen[len(first) :]
+
+
+def _distance(tried: Tried, chosen: Sequence[Tried]) -> int:
+    """Knobs in which it differs from the nearest of them."""
+    return min(sum(tried.knobs[k] != c.knobs[k] for k in tried.knobs) for c in chosen)
 
 
 def _grid(task: Task, defaults: Knobs) -> Iterator[Knobs]:
@@ -103,7 +119,13 @@ def _judge(found: Shortlist, cost: Cost) -> None:
     standing = [t for t in built if not t.refused]
     beside = found.tried[0].code
     fewest = min((t.code[0].instructions or 1e9 for t in standing if t.code), default=1e9)
+    seen: set[tuple[object, ...]] = set()
     for tried in standing:
+        identity = tuple(each.identity for each in tried.code)
+        if identity and identity in seen:
+            tried.refused = "the machine code of other knobs"
+            continue
+        seen.add(identity)
         tried.us = predicted_us(tried.code, cost.n_bytes, cost.operations)
         if tried is not found.tried[0]:
             tried.refused = refusal(tried.code, beside, fewest)

@@ -1,12 +1,13 @@
 """Candidates for a GPU judged without one: by what ptxas says of them, and by their machine code.
 
 What has no chance is refused with a reason; the rest is put in the order of a model: a kernel takes
-the longer of reading its weights and issuing its instructions, and reads as fast as what it has in
-flight covers the latency of memory. The model ranks; it does not say how long anything takes.
+about the longer of reading its weights and issuing its instructions, and reads the faster the more
+it has in flight. The model ranks; it does not say how long anything takes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ LEAST_WARPS = 8  # resident on a multiprocessor, or a kernel waits for memory mo
 MOST_INSTRUCTIONS = 1.5  # a product, in terms of the candidate that needs fewest
 MOST_SHARED = 48 << 10  # bytes that a block is given without asking for more at launch
 _LATENCY_S = 8e-7  # assumed: of memory under load
+_HALF = 0.25  # assumed: in terms of bandwidth times latency, in flight where half of it is reached
 _REGISTERS, _UNIT = 65536, 256  # of a multiprocessor; a warp is given whole units
 _LIMITS = {  # resident warps, blocks and bytes of shared memory of a multiprocessor
     "sm_80": (64, 32, 164 << 10), "sm_86": (48, 16, 100 << 10), "sm_89": (48, 24, 100 << 10),
@@ -50,6 +52,12 @@ class KernelCode:
         if self.usage.shared_bytes:
             fits.append(shared // (self.usage.shared_bytes + 1024))  # the system's own part
         return min(fits)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What equals that of another kernel which runs the same instructions."""
+        sass = self.sass.instructions if self.sass else self.usage.kernel
+        return self.usage.registers, self.usage.shared_bytes, self.blocks, self.warps, sass
 
     @property
     def spilled_bytes(self) -> int:
@@ -102,7 +110,9 @@ def predicted_us(code: Sequence[KernelCode], n_bytes: int, operations: int) -> f
     slots = gpu.multiprocessors * max(1, first.resident_blocks)
     waves = first.blocks / slots
     tail = max(1, -(-first.blocks // slots)) / max(1.0, waves)
-    return max(_memory_us(first, gpu, n_bytes, waves), _issue_us(first, gpu, operations)) * tail
+    return (
+        math.hypot(_memory_us(first, gpu, n_bytes, waves), _issue_us(first, gpu, operations)) * tail
+    )
 
 
 def _memory_us(code: KernelCode, gpu: Gpu, n_bytes: int, waves: float) -> float:
@@ -110,7 +120,7 @@ def _memory_us(code: KernelCode, gpu: Gpu, n_bytes: int, waves: float) -> float:
     if code.sass is not None:
         resident = min(1.0, waves) * code.resident_blocks * code.warps
         in_flight = gpu.multiprocessors * resident * 32 * code.sass.loaded_bytes()
-        bytes_s = min(bytes_s, in_flight / _LATENCY_S)
+        bytes_s *= in_flight / (in_flight + _HALF * bytes_s * _LATENCY_S)
     return 1e6 * n_bytes / max(1.0, bytes_s)
 
 
