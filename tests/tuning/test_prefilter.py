@@ -115,8 +115,10 @@ def kernel(of: Task, **knobs: int) -> list[Any]:
 def test_how_a_kernel_is_launched_is_read_off_it() -> None:
     row = task(sites.linear(1, [("Q4_0", 1000, 256)]), 1)
     assert launch_shape(kernel(row, warps=8, rows=1)[0].kernel, 1) == (125, 8)
-    many = task(sites.linear("n", [("Q4_0", 1000, 256)]), 128)
-    assert launch_shape(kernel(many)[0].kernel, 128) == (16 * 2, 4)
+    many = on_gpu(sites.linear("n", [("Q4_0", 1000, 256)]))
+    tiles = next(s for s in cuda.SCHEDULES if s.name == "matmul")
+    (launch,) = launches(tiles, many, tiles.knobs())
+    assert launch_shape(launch.kernel, 128) == (16 * 2, 4)
 
 
 @pytest.mark.slow
