@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import tirx
@@ -10,8 +11,19 @@ from tvm import tirx
 
 def launch_shape(kernel: tirx.PrimFunc, n: int) -> tuple[int, int]:
     """(blocks, warps of a block) of a kernel of `tir.launch`; `n` is any number of rows it has."""
-    grid, warps, *_ = (getattr(each, "def").extents for each in kernel.body.body.seq[:2])
+    grid, warps, *_ = (getattr(each, "def").extents for each in _scopes(kernel.body))
     return math.prod(_value(extent, n) for extent in grid), int(warps[0])
+
+
+def _scopes(statement: Any) -> Iterator[Any]:
+    """The statements that name blocks, warps, lanes and threads, in order."""
+    if hasattr(statement, "seq"):
+        for each in statement.seq:
+            yield from _scopes(each)
+    elif hasattr(statement, "def"):
+        yield statement
+    elif isinstance(statement, tirx.AttrStmt):
+        yield from _scopes(statement.body)
 
 
 def _value(extent: Any, n: int) -> int:

@@ -119,6 +119,9 @@ def test_how_a_kernel_is_launched_is_read_off_it() -> None:
     tiles = next(s for s in cuda.SCHEDULES if s.name == "matmul")
     (launch,) = launches(tiles, many, tiles.knobs())
     assert launch_shape(launch.kernel, 128) == (16 * 2, 4)
+    first = next(s for s in cuda.SCHEDULES if s.op == many.op and s.accepts(many))
+    for launch in launches(first, many, first.knobs()):  # by TMA: others come before the threads
+        assert min(launch_shape(launch.kernel, 128)) > 0
 
 
 @pytest.mark.slow
