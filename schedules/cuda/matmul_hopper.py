@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -24,7 +24,7 @@ from xpuc.schedules.cuda.gate_up import ACTS
 from xpuc.schedules.cuda.products import Matrix, Weight
 from xpuc.schedules.cuda.tir import Buffer, Expr
 from xpuc.schedules.cuda.weight_factors import PARTS, STEP, Share
-from xpuc.schedules.packed import COLUMNS
+from xpuc.schedules.packed import COLUMNS, packed
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class HopperKnobs:
 
 
 _DEFAULTS = HopperKnobs()
+# Of a gated product: weights of 16 bits take registers that the sums of more rows would need.
+_ROWS_BESIDE_WIDE_WEIGHTS = 96
 
 
 def accepts(k: int) -> bool:
@@ -108,6 +110,8 @@ def gated_matmul(
     Arguments: the widened activation of n rows, the planes of gate, then of up, h.
     """
     assert gate.rows == up.rows
+    if any(packed(w.format).columns == 1 for w in (gate, up)):
+        knobs = replace(knobs, rows=min(knobs.rows, _ROWS_BESIDE_WIDE_WEIGHTS))
 
     def body() -> None:
         n = tir.rows_var()
