@@ -69,7 +69,7 @@ def test_kernels_have_the_instructions_they_are_written_for(sass: dict[str, Sass
         if name.startswith(("matmul_", "gated_matmul_", "attention_prefill_")):
             assert kernel.count("HMMA.16816.F32") >= 4, name
         if name.startswith(("int8_matmul_", "int8_gated_matmul_")):
-            assert kernel.count("IMMA.16832.S8.S8") >= 64, name
+            assert kernel.count("IMMA.16832.S8.S8") >= 32, name
             assert kernel.count("LDGSTS.E.BYPASS.128") >= 8, name
         if name.startswith(("linear_", "gate_up_", "matmul_", "gated_matmul_", "attention_")):
             assert kernel.count("LDG.E.128"), name
@@ -82,7 +82,8 @@ def test_products_of_warpgroups_overlap_and_read_what_was_copied(of_hopper: Fatb
         if name.startswith("widen_rows_"):
             continue
         products += 1
-        count = kernel.count("HGMMA.64x128x16.F32")
+        rows = 96 if "gated_matmul_silu_bf16" in name else 128
+        count = kernel.count(f"HGMMA.64x{rows}x16.F32")
         assert count >= 8, name
         # ptxas waits for each product at once where it cannot tell what a factor's registers hold.
         assert kernel.count("WARPGROUP.DEPBAR.LE") <= count / 4, name

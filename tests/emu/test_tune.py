@@ -196,7 +196,18 @@ def test_a_candidate_that_breaks_the_gpu_ends_its_process_and_no_other(
 
 
 def test_ctrl_c_ends_it_with_what_is_done_and_resume_goes_on(bundle: Path, tmp_path: Path) -> None:
-    results = tmp_path / "r.jsonl"
+    for attempt in range(5):  # on a busy machine all may be done before it is told to stop
+        results = tmp_path / f"{attempt}.jsonl"
+        if stopped_after_the_first(bundle, results) == "stopped":
+            break
+    n_before = len(outcomes(results))
+    assert 1 <= n_before < 6
+    assert replay(bundle, results, "--resume")["ended"] == "done"
+    assert len(outcomes(results)) == 6
+
+
+def stopped_after_the_first(bundle: Path, results: Path) -> str:
+    """How a replay ended that was told to stop when a candidate was done."""
     process = subprocess.Popen(
         [sys.executable, "-m", "xpuc", "tune", "--replay", bundle, "--results", results, "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -207,11 +218,8 @@ def test_ctrl_c_ends_it_with_what_is_done_and_resume_goes_on(bundle: Path, tmp_p
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["ended"] == "stopped"
-    n_before = len(outcomes(results))
-    assert 1 <= n_before < 6
-    assert replay(bundle, results, "--resume")["ended"] == "done"
-    assert len(outcomes(results)) == 6
+    ended: str = json.loads(out)["ended"]
+    return ended
 
 
 def test_it_runs_without_the_compiler(bundle: Path) -> None:
