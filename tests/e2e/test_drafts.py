@@ -33,9 +33,9 @@ def chosen_from(monkeypatch):
     seen = []
     choose = Generation.choose
 
-    def watched(self, row, *, greedy):
-        seen.append(int(row) if greedy else np.asarray(row).tobytes())
-        return choose(self, row, greedy=greedy)
+    def watched(self, row, tail):
+        seen.append(np.asarray(row).tobytes() if tail == "logits" else int(row))
+        return choose(self, row, tail)
 
     monkeypatch.setattr(Generation, "choose", watched)
     return seen

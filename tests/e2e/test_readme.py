@@ -58,7 +58,7 @@ def recipe(target: str, folder: Path) -> list[list[str]]:
     """The commands that `make target` would run with its models in `folder`."""
     make = ["make", "-n", "--no-print-directory", target, f"BIN={BIN}", f"MODELS={folder}"]
     lines = subprocess.run(make, cwd=REPO, capture_output=True, text=True, check=True).stdout
-    return [shlex.split(line) for line in lines.splitlines()]
+    return [shlex.split(line) for line in lines.replace("\\\n", " ").splitlines()]
 
 
 def run_step(step: list[str]) -> str:
