@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xpuc.artifact import LIBRARY, read_manifest
+from xpuc.artifact import LIBRARY, Tail, read_manifest
 from xpuc.runtime.engine import Engine, load
 from xpuc.runtime.generation import Generation
 from xpuc.runtime.prefix_store import identity_of
@@ -34,10 +34,10 @@ def bits(monkeypatch: pytest.MonkeyPatch) -> Bits:
     seen: Bits = {}
     choose = Generation.choose
 
-    def watched(self: Generation, row: Any, *, greedy: bool) -> Any:
-        assert not greedy
+    def watched(self: Generation, row: Any, tail: Tail) -> Any:
+        assert tail == "logits"
         seen.setdefault(self._seed, []).append(np.asarray(row).tobytes())
-        return choose(self, row, greedy=greedy)
+        return choose(self, row, tail)
 
     monkeypatch.setattr(Generation, "choose", watched)
     return seen
