@@ -11,8 +11,8 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from multiprocessing.connection import Connection
@@ -110,7 +110,8 @@ class Replay:
             own, others = context.Pipe()
             left = deadline - time.monotonic()
             process = context.Process(target=_work, args=(self.folder, self.results, left, others))
-            process.start()
+            with _ignoring_ctrl_c():  # as the process does that starts in here, from the beginning
+                process.start()
             others.close()
             at, ended = self._follow(own)
             process.join()
@@ -145,9 +146,17 @@ class Replay:
                 at = told
 
 
+@contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(folder: Path, results: Path, seconds: float, parent: Connection) -> None:
-    """In a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    """In a process of its own, which leaves Ctrl-C to its parent."""
     stop = time.monotonic() + seconds
     try:
         manifest = bundle.read(folder)
