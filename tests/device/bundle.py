@@ -35,7 +35,6 @@ TESTS = (
     "test_rows",
     "test_qk_prep",
     "test_attention",
-    "test_target_free",
     "test_int8",
     "test_matmul_hopper",
     "test_sample",
