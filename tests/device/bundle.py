@@ -37,7 +37,6 @@ TESTS = (
     "test_attention",
     "test_int8",
     "test_matmul_hopper",
-    "test_sample",
 )
 _PLATFORMS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_28_x86_64")
 
