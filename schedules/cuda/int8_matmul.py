@@ -16,7 +16,7 @@ from tvm import tirx
 
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import Matrix, Weight
+from xpuc.schedules.cuda.products import Matrix, Weight, storing
 from xpuc.schedules.cuda.regroup import BLOCKS, Grouped
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 from xpuc.schedules.cuda.widen import GROUP, pays
@@ -107,7 +107,7 @@ def int8_matmul(
             with tir.when(tirx.And(block >= first, block < first + count)):
                 start = tir.let((block - first) * knobs.columns)
                 sums = tile.multiply(matrix, start)
-                tile.each(start, matrix.packed.rows, _store(y, column, vector, sums))
+                tile.each(start, matrix.packed.rows, storing(y, column, vector, sums))
             first += count
             column += matrix.packed.rows
 
@@ -121,16 +121,6 @@ def _declare(weights: Sequence[Weight], k: int) -> list[Copied]:
     matrices = [weight.declare(f"w{i}", k) for i, weight in enumerate(weights)]
     copies = [tir.arg(f"c{i}", (w.rows * k,), "int8") for i, w in enumerate(weights)]
     return [Copied(*both) for both in zip(matrices, copies, strict=True)]
-
-
-def _store(
-    y: Buffer, first: int, bias: Buffer | None, sums: Buffer
-) -> Callable[[Expr, Expr, int], None]:
-    def one(row: Expr, column: Expr, i: int) -> None:
-        value = sums[i] if bias is None else sums[i] + bias[column]
-        tir.store(y, (row, first + column), value)
-
-    return one
 
 
 def int8_gated_matmul(

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import F32, Q8, Matrix, Weight, floats, lane_columns
+from xpuc.schedules.cuda.products import F32, Q8, Matrix, Weight, floats, lane_columns, storing
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, Threads
 from xpuc.schedules.packed import COLUMNS
 
@@ -92,23 +92,13 @@ def matmul(
             with tir.when(tirx.And(block >= first, block < first + count)):
                 start = tir.let((block - first) * knobs.columns)
                 (sums,) = tile.multiply([matrix], start)
-                tile.each(start, matrix.rows, _store(y, column, vector, sums))
+                tile.each(start, matrix.rows, storing(y, column, vector, sums))
             first += count
             column += matrix.rows
 
     names = "_".join(f"{w.format.lower()}_{w.rows}" for w in weights)
     words = [*(["bias"] if any(biases) else []), *(["f32"] if activation == "f32" else [])]
     return tir.prim_func("_".join(["matmul", names, f"x{k}", *words]), body)
-
-
-def _store(
-    y: Buffer, first: int, bias: Buffer | None, sums: Buffer
-) -> Callable[[Expr, Expr, int], None]:
-    def one(row: Expr, column: Expr, i: int) -> None:
-        value = sums[i] if bias is None else sums[i] + bias[column]
-        tir.store(y, (row, first + column), value)
-
-    return one
 
 
 def gated_matmul(

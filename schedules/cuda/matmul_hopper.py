@@ -21,7 +21,7 @@ from tvm import tirx
 from xpuc.schedules.cuda import hopper, tir
 from xpuc.schedules.cuda.activation_rows import widened_columns
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import Matrix, Weight
+from xpuc.schedules.cuda.products import Matrix, Weight, storing
 from xpuc.schedules.cuda.tir import Buffer, Expr
 from xpuc.schedules.cuda.weight_factors import PARTS, STEP, Share
 from xpuc.schedules.packed import COLUMNS, packed
@@ -93,7 +93,7 @@ def matmul(
         for matrix, vector, count in zip(matrices, vectors, counts, strict=True):
             with tile.when_multiplying(first, count) as start:
                 (sums,) = tile.multiply([matrix], start)
-                tile.each(start, matrix.rows, _store(y, column, vector, sums))
+                tile.each(start, matrix.rows, storing(y, column, vector, sums))
             first += count
             column += matrix.rows
 
@@ -130,16 +130,6 @@ def gated_matmul(
 
     shape = f"{gate.format.lower()}_{up.format.lower()}_{gate.rows}x{k}"
     return tir.prim_func(f"hopper_gated_matmul_{act}_{shape}", body)
-
-
-def _store(
-    y: Buffer, first: int, bias: Buffer | None, sums: Buffer
-) -> Callable[[Expr, Expr, int], None]:
-    def one(row: Expr, column: Expr, i: int) -> None:
-        value = sums[i] if bias is None else sums[i] + bias[column]
-        tir.store(y, (row, first + column), value)
-
-    return one
 
 
 class _Tile:
