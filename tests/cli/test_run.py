@@ -255,7 +255,7 @@ def _interrupt_at(engine, monkeypatch, *calls):
 def test_ctrl_c_ends_the_answer_and_keeps_what_was_printed(artifact, engine, monkeypatch):
     whole = run(artifact, "--raw", "-p", "hello", "--ignore-eos", "--json").json
     start = len(engine.model.calls)
-    handler = signal.getsignal(signal.SIGINT)  # SIG_IGN if the tests run in the background
+    handler = signal.getsignal(signal.SIGINT)
     _interrupt_at(engine, monkeypatch, start + 2)
     done = run(artifact, "--raw", "-p", "hello", "--ignore-eos")
     assert done.code == INTERRUPTED

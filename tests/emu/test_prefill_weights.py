@@ -4,6 +4,7 @@ when the copies are made, and what is said of them."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def wanted(manifest: Manifest) -> int:
 def answers(artifact: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> tuple[Any, list[Any]]:
     """The memory statement with so many free bytes, and what the prompts give."""
     monkeypatch.setattr(places.Gpu, "free_bytes", lambda self: free)
-    with xpuc.load(artifact) as engine:
+    with xpuc.load(artifact, chunk_budget_ms=math.inf) as engine:
         results = engine.generate(PROMPTS, max_tokens=4, temperature=0, ignore_eos=True, logprobs=0)
         return engine.model.memory, [(r.ids, [p.logprob for p in r.logprobs]) for r in results]
 

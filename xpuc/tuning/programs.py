@@ -6,7 +6,6 @@ They are built in processes of their own, several at a time; what crosses over i
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -20,6 +19,7 @@ from xpuc.codegen import target
 from xpuc.codegen.linker import find_linker, link
 from xpuc.errors import XpucError
 from xpuc.schedules import Launch, Site, kernel_digest, launches, target_of
+from xpuc.tuning import interrupts
 from xpuc.tuning.candidates import Call, Candidate, Program, Tensor
 from xpuc.tuning.roofs import Loop
 from xpuc.tuning.tasks import Task, task_of
@@ -86,16 +86,14 @@ class Builder:
 
     def _submit(self, task: Task, knobs: Mapping[str, int]) -> Future[Candidate]:
         facts = (dict(task.facts), task.schedule.name, task.target.kind, task.target.cpu)
-        with self._lock:  # every board's thread builds
+        with self._lock, interrupts.held_back():  # every board's thread builds
             self._number += 1
             job = partial(_build, facts, dict(knobs), self.folder / f"{self._number}.so")
             if self._pool is not None:
                 with suppress(BrokenProcessPool):
                     return self._pool.submit(job)
-            self._pool = ProcessPoolExecutor(
-                self.workers, multiprocessing.get_context("spawn"),
-                initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C
-            )  # fmt: skip
+            spawning = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, spawning)
             return self._pool.submit(job)
 
 

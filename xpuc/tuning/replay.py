@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from xpuc.errors import ArtifactError, FileError, RequestError, XpucError
-from xpuc.tuning import bundle
+from xpuc.tuning import bundle, interrupts
 from xpuc.tuning.box import Box, Card
 from xpuc.tuning.bundle import Blocks, BundledTask, BundleManifest
 from xpuc.tuning.candidates import Candidate
@@ -110,11 +111,12 @@ class Replay:
             own, others = context.Pipe()
             left = deadline - time.monotonic()
             process = context.Process(target=_work, args=(self.folder, self.results, left, others))
-            with _ignoring_ctrl_c():  # as the process does that starts in here, from the beginning
-                process.start()
-            others.close()
-            at, ended = self._follow(own)
-            process.join()
+            with _stopped_by_ctrl_c(own):
+                with interrupts.held_back():
+                    process.start()
+                others.close()
+                at, ended = self._follow(own)
+                process.join()
             if ended is not None:
                 return ended
             if at is None:
@@ -130,10 +132,6 @@ class Replay:
         while True:
             try:
                 kind, told = own.recv()
-            except KeyboardInterrupt:
-                with suppress(OSError):
-                    own.send("stop")
-                continue
             except (EOFError, OSError):
                 return at, None
             if kind == "error":
@@ -147,8 +145,14 @@ class Replay:
 
 
 @contextmanager
-def _ignoring_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _stopped_by_ctrl_c(own: Connection) -> Iterator[None]:
+    """What is at the other end is told of Ctrl-C, whenever that comes."""
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            own.send("stop")
+
+    before = signal.signal(signal.SIGINT, tell)
     try:
         yield
     finally:
@@ -156,7 +160,7 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 def _work(folder: Path, results: Path, seconds: float, parent: Connection) -> None:
-    """In a process of its own, which leaves Ctrl-C to its parent."""
+    """In a process of its own, whose parent tells it of Ctrl-C."""
     stop = time.monotonic() + seconds
     try:
         manifest = bundle.read(folder)
