@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from xpuc.artifact import Copy
 from xpuc.codegen import lower
 from xpuc.errors import RequestError
-from xpuc.ir import ops
+from xpuc.ir import ops, scope
 from xpuc.schedules import Copies, Target
 
 POLICIES = ("packed", "int8", "auto")
@@ -94,7 +94,7 @@ def add_makers(lowered: lower.Lowered, copies: Copies, matrices: Matrices) -> No
             for name, size in ((first, n_words), *((n, tirx.Var(n, "int64")) for n in others))
         ]
         name, size = maker(format), n_words * copies.codes_per_word(format)
-        with lowered.builder.function(name, params, attrs={"global_symbol": name}):
+        with scope.function(lowered.builder, name, params):
             with lowered.builder.dataflow():
                 kernel = lowered.add_kernel(copies.widen(format))
                 called = relax.call_tir(kernel, params, [ops.tensor((size,), "int8")])

@@ -15,7 +15,7 @@ from tvm import IRModule, relax, tirx
 
 from xpuc.codegen.kernels import portable
 from xpuc.codegen.operations import Operation
-from xpuc.ir import ops
+from xpuc.ir import ops, scope
 from xpuc.ir.formats import format_of
 from xpuc.schedules import Schedule, Site, TargetFacts, Weight, pick
 from xpuc.tune_db import TuneDb
@@ -144,8 +144,8 @@ class _Entry:
     def lower(self, bounds: Mapping[str, int]) -> None:
         """Emit the entry point; `bounds` are the largest values of the symbols it keeps."""
         params = self.params()
-        attrs = {"global_symbol": self.name, "tir_var_upper_bound": dict(bounds)}
-        with self.builder.function(self.name, params, attrs=attrs):
+        attrs = {"tir_var_upper_bound": dict(bounds)}
+        with scope.function(self.builder, self.name, params, attrs):
             with self.builder.dataflow():
                 for b in self.function.body.blocks[0].bindings:
                     self.new[b.var] = self.binding(b.value)

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 
 from xpuc.codegen.lower import Lowered
-from xpuc.ir import ops
+from xpuc.ir import ops, scope
 from xpuc.schedules import RoofLoop, target_of
 
 
@@ -24,7 +24,7 @@ def add_roofs(lowered: Lowered) -> dict[str, Any]:
 def _add(lowered: Lowered, loop: RoofLoop) -> None:
     """A function of one int32 vector that launches the kernel."""
     x = relax.Var("x", ops.tensor((loop.elements,), "int32"))
-    with lowered.builder.function(loop.name, [x], attrs={"global_symbol": loop.name}):
+    with scope.function(lowered.builder, loop.name, [x]):
         with lowered.builder.dataflow():
             named = loop.kernel.with_attr("global_symbol", f"{loop.name}_loop")
             kernel = lowered.add_kernel(named)

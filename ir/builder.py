@@ -16,7 +16,7 @@ from tvm import relax, tirx
 
 from xpuc.artifact import KV_GROUP, SAMPLING_WORDS, pool_arrays
 from xpuc.errors import FileError, UnsupportedError
-from xpuc.ir import ops
+from xpuc.ir import ops, scope
 from xpuc.ir.formats import format_of, row_bytes
 
 Var = Any
@@ -170,7 +170,7 @@ class Graph:
 
     def function(self, name: str, body: Callable[[], Var]) -> relax.Function:
         """Build `body` into a function."""
-        with self.builder.function(name):
+        with scope.function(self.builder, name):
             with self.builder.dataflow():
                 out = self.builder.emit_output(body())
             pools = [v for layer in self._pools for v in layer]

@@ -181,5 +181,7 @@ def _register(op: Op) -> None:
     ir.register_op_attr(op.full_name, "FInferType", infer)
 
 
+# Ctrl-C within a function of Python's that TVM calls, as `infer` is, comes back as what it is.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 for _op in OPS.values():
     _register(_op)

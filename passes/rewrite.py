@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import IRModule, relax
 
-from xpuc.ir import ops
+from xpuc.ir import ops, scope
 
 Var = Any
 Expr = Any
@@ -95,7 +95,7 @@ class Editor:
 
     def run(self, visit: Visit) -> relax.Function:
         """Visit every binding; `visit` returns what stands for it now, or None to keep it."""
-        with self.builder.function(self.name, list(self.function.params)):
+        with scope.function(self.builder, self.name, self.function.params):
             with self.builder.dataflow():
                 for b in self.bindings:
                     if b.var in self._new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,15 @@ from xpuc.artifact import (
     read_manifest,
 )
 from xpuc.codegen import compile as compiler
+from xpuc.codegen import lower
 from xpuc.codegen.build import Built
 from xpuc.codegen.compile import Options, buckets, compile_model
 from xpuc.codegen.cuda import device_code
 from xpuc.codegen.weights import padded
 from xpuc.errors import XpucError
+from xpuc.ir import ops
+from xpuc.ir.builder import Graph
+from xpuc.passes.rewrite import Editor
 from xpuc.runtime.checks import verify
 from xpuc.runtime.model import load_model
 from xpuc.schedules import llvm
@@ -144,6 +149,23 @@ def test_a_failure_leaves_nothing_behind(
     with pytest.raises(type(failure)):
         compile_model(checkpoint, out=tmp_path / "m.xpuc", options=SMALL)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(Graph, "op"), (ops, "attrs_of"), (Editor, "emit"), (lower._Entry, "launch")],
+)
+def test_an_interrupt_amid_a_function_stays_one_and_tvm_says_nothing(
+    place, name, checkpoint, tmp_path, monkeypatch, capfd
+):
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compile_model(checkpoint, out=tmp_path / "m.xpuc", options=SMALL)
+    gc.collect()  # the builder's destructor is what warns
+    assert capfd.readouterr().err == ""
 
 
 def test_an_old_artifact_stays_until_the_new_one_is_whole(
