@@ -25,7 +25,7 @@ MISTAKES = [
     ("run m hello", "unexpected argument: hello", "type xpuc run [OPTIONS] ARTIFACT|MODEL"),
     ("run m --temp", "option '--temp' requires an argument", "see xpuc run --help"),
     ("run m --temp hot", "--temperature: 'hot' is not a valid float", "see xpuc run --help"),
-    ("run m --threads 0", "--threads: 0 is not in the range x>=1", "see xpuc run --help"),
+    ("run m --threads 0", "--threads: 0 is not in the range 1<=x<=1024", "see xpuc run --help"),
     ("run m -p x --top-p 1.5", "top_p is 1.5", "give a number from 0 to 1"),
     ("run m -p x -n 0", "max_tokens is 0", "give a whole number from 1 up"),
     ("run m -p x --stop=", "stop: ''", "give texts of at least one character"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import bench_engine, engine_options, quantities, sources
+from xpuc.cli import bench_engine, engine_options, quantities, shared_options, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ _OF_THE_MODEL = (
     metavar="BATCH",
     help="Sequences that generate together.",
 )
-@sources.threads
+@shared_options.threads
 @click.option(
     "-r",
     "--rounds",

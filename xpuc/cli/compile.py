@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import quantities, shared_options, sources
 from xpuc.cli.inspect_artifact import prefill_weights
 
 if TYPE_CHECKING:
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "--target",
-    default="llvm",
-    show_default=True,
-    metavar="TARGET",
-    help="llvm (the CPU), cuda, or 'cuda -arch=sm_80,sm_90a'.",
-)
+@shared_options.machine
 @click.option(
     "-o",
     "--out",
@@ -100,18 +94,7 @@ if TYPE_CHECKING:
     help="Write the graph after each pass, numbered; xpuc opt replays a pass.",
 )
 @click.option(
-    "--cpu",
-    metavar="NAME",
-    help="LLVM's name of the CPU, such as znver3 or x86-64-v3. Default: this one.",
-)
-@click.option(
     "--tokenizer-pre", metavar="NAME", help="Use this pre-tokenizer, whatever the checkpoint names."
-)
-@click.option(
-    "--db",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of tuned records. Default: that of xpuc tune, ~/.config/xpuc/tune_db.",
 )
 @click.option("--untuned", is_flag=True, help="Use no tuned records, shipped ones neither.")
 @click.option(
@@ -121,7 +104,7 @@ if TYPE_CHECKING:
     help="Leave the weights out: a load makes some up from this seed. For measuring a model's speed"
     " where its weights are not at hand; the answers mean nothing.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.as_json
 def command(
     model: Path, out: Path | None, dump_ir: Path | None, as_json: bool, **options: Any
 ) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xpuc.cli import quantities
+from xpuc.cli import quantities, shared_options
 
 if TYPE_CHECKING:
     from xpuc.cli.diagnosis import Finding
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.as_json
 def command(as_json: bool) -> None:
     """Say what this machine can do, and what it lacks.
 

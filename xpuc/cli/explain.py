@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import quantities, shared_options, sources
 from xpuc.cli.inspect_artifact import fusion, prefill_weights
 from xpuc.errors import RequestError, XpucError
 
@@ -54,8 +54,8 @@ GPUS = ("A100", "H100", "H200")
     type=click.Choice(GPUS),
     help="Predict a decode step on this GPU from the manifest, for an artifact of target cuda.",
 )
-@sources.threads
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.threads
+@shared_options.as_json
 def command(artifact: Path, as_json: bool, **options: Any) -> None:
     """Say for each operation how it runs, why, and what it takes.
 

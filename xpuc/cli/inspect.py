@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from xpuc.cli import inspect_artifact, inspect_gguf, sources
+from xpuc.cli import inspect_artifact, inspect_gguf, shared_options, sources
 from xpuc.errors import RequestError
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE|ARTIFACT")
 @click.option("--verify", is_flag=True, help="Of an artifact: compare every byte with the digests.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.as_json
 def command(file: Path, verify: bool, as_json: bool) -> None:
     """Show what is in a checkpoint or an artifact.
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from xpuc.cli import engine_options, failures, quantities, sampling, sources
+from xpuc.cli import (
+    engine_options,
+    failures,
+    quantities,
+    sampling,
+    shared_options,
+    sources,
+)
 from xpuc.errors import RequestError
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
     " line --- between.",
 )
 @sampling.options
-@sources.loading
+@shared_options.loading
 @engine_options.options
 @click.option(
     "-v", "--verbose", is_flag=True, help="Say what is loaded, and the sampler chain, on stderr."

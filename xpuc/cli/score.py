@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import quantities, shared_options, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 @click.option(
     "--windows", type=click.IntRange(min=1), metavar="M", help="The first M windows only."
 )
-@sources.loading
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.loading
+@shared_options.as_json
 def command(
     model: Path, ids: Path | None, file: Path | None, top: int, as_json: bool, **rest: Any
 ) -> None:

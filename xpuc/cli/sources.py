@@ -5,10 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -119,27 +118,6 @@ def _lock(path: Path, model: Path) -> Iterator[None]:
             click.echo(f"waiting for another xpuc that compiles {model}", err=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-threads = click.option(
-    "-t",
-    "--threads",
-    type=click.IntRange(1, 1024),
-    metavar="N",
-    help="Threads. Default: one a core.",
-)
-
-
-def loading(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of loading a model: ctx and threads."""
-    size = click.IntRange(min=1)
-    ctx = click.option(
-        "-c", "--ctx", type=size, metavar="N", help="Tokens of context. Default: as compiled."
-    )
-    any_threads = click.option(
-        "-t", "--threads", type=size, metavar="N", help="Threads. Default: one a core."
-    )
-    return ctx(any_threads(function))
 
 
 def text(prompt: str | None, file: Path | None) -> str:

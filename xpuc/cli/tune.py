@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import quantities, shared_options, sources
 from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 
 if TYPE_CHECKING:
@@ -27,13 +27,7 @@ _KINDS = ("llvm", "cuda")
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path), metavar="MODEL|ARTIFACT", required=False)
-@click.option(
-    "--target",
-    default="llvm",
-    show_default=True,
-    metavar="TARGET",
-    help="What to tune for: llvm (the CPU), cuda, or 'cuda -arch=sm_90a'.",
-)
+@shared_options.machine
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
@@ -49,18 +43,9 @@ _KINDS = ("llvm", "cuda")
     help="Tune the operations so named only, such as 'linear Q4_1:* rows=1'.",
 )
 @click.option(
-    "--db",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder for the records. Default: ~/.config/xpuc/tune_db.",
-)
-@click.option(
     "--tracker", metavar="HOST:PORT", help="Measure on the boards of this TVM RPC tracker."
 )
 @click.option("--key", default="cpu", show_default=True, metavar="K", help="The boards' key there.")
-@click.option(
-    "--cpu", metavar="NAME", help="Of a MODEL: LLVM's name of the boards' CPU. Default: this one."
-)
 @click.option(
     "-t",
     "--threads",
@@ -111,7 +96,7 @@ _KINDS = ("llvm", "cuda")
     metavar="N",
     help="Of a GPU: how many of an operation are timed, besides what is in use.  [default: 6]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@shared_options.as_json
 def command(model: Path | None, as_json: bool, **options: Any) -> None:
     """Measure how a model's kernels run fastest on a machine.
 
