@@ -73,7 +73,8 @@ class Sass:
 
     def loaded_bytes(self) -> int:
         """Bytes a thread asks global memory for in one pass of the hot loop."""
-        return sum(_width(i.opcode) for i in self.hot_loop() if i.opcode.startswith("LDG."))
+        loads = ("LDG.", "LDGSTS.")
+        return sum(_width(i.opcode) for i in self.hot_loop() if i.opcode.startswith(loads))
 
     def instructions_per_weight(self, weights: int) -> float:
         """Of the hot loop, in one pass of which a thread takes that many weights."""

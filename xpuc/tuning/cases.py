@@ -11,6 +11,7 @@ import numpy as np
 from xpuc.artifact import pool_arrays
 from xpuc.codegen.compile import SEGMENT_TOKENS
 from xpuc.schedules import Site, target_of
+from xpuc.tuning import inputs
 from xpuc.tuning.inputs import Case, Layout, draw, random_blocks
 from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Task
@@ -26,6 +27,11 @@ def job_of(task: Task) -> Job:
 def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:
     """See inputs.draw: in the layout of the site's target."""
     return draw(site, layout_of(site), rows, depth=depth, seed=seed)
+
+
+def symbols(site: Site, rows: int, *, depth: int = 1024) -> dict[str, int]:
+    """See inputs.symbols."""
+    return inputs.symbols(site, layout_of(site), rows, depth=depth)
 
 
 def layout_of(site: Site) -> Layout:

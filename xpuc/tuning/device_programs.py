@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from xpuc.codegen.linker import link, require_linker
 from xpuc.codegen.target import CompileTarget, resolve
 from xpuc.errors import XpucError
 from xpuc.schedules import Launch
-from xpuc.schedules.cuda.grid import launch_shape
+from xpuc.schedules.cuda.grid import argument_bytes, grid_of
 from xpuc.tuning.prefilter import KernelCode
 
 _AT_ONCE = 8  # candidates in one module
@@ -39,8 +39,10 @@ def named(launch: Launch, i: int) -> Any:
     return launch.kernel.with_attr("global_symbol", f"{launch.name}_c{i}")
 
 
-def compiled(candidates: Sequence[Sequence[Launch]], arch: str, rows: int) -> list[Code]:
-    """The code of each candidate's launches, in their order; `rows` where kernels take any.
+def compiled(
+    candidates: Sequence[Sequence[Launch]], arch: str, symbols: Mapping[str, int]
+) -> list[Code]:
+    """The code of each candidate's launches, in their order, in a call of these `symbols`.
 
     Nothing is known of it if the compiler reports nothing.
     """
@@ -56,9 +58,9 @@ def compiled(candidates: Sequence[Sequence[Launch]], arch: str, rows: int) -> li
         for i in group:
             if isinstance(report, str) and len(group) > 1:  # whose fault it is shows alone
                 own = _source([named(p, i) for p in candidates[i]], arch)
-                found.append(_code(candidates[i], i, _reported(compiler, own, arch), rows))
+                found.append(_code(candidates[i], i, _reported(compiler, own, arch), symbols))
             else:
-                found.append(_code(candidates[i], i, report, rows))
+                found.append(_code(candidates[i], i, report, symbols))
     return found
 
 
@@ -83,7 +85,9 @@ def _reported(compiler: Compiler, source: str, arch: str) -> _Report | str:
     return {row.kernel: row for row in fatbin.usage}, code
 
 
-def _code(parts: Sequence[Launch], i: int, report: _Report | str, rows: int) -> Code:
+def _code(
+    parts: Sequence[Launch], i: int, report: _Report | str, symbols: Mapping[str, int]
+) -> Code:
     if isinstance(report, str):
         return report
     usage, machine_code = report
@@ -91,8 +95,12 @@ def _code(parts: Sequence[Launch], i: int, report: _Report | str, rows: int) -> 
     for part in parts:
         name = f"{part.name}_c{i}_kernel"
         if name in usage:
-            shape = launch_shape(part.kernel, rows)
-            made.append(KernelCode(usage[name], machine_code.get(name), *shape))
+            grid = grid_of(part, symbols)
+            code = KernelCode(
+                usage[name], machine_code.get(name), grid.blocks, grid.warps,
+                grid.shared_bytes, argument_bytes(part, symbols),
+            )  # fmt: skip
+            made.append(code)
     return tuple(made)
 
 

@@ -21,9 +21,8 @@ from xpuc.tune_db import TuneDb
 from xpuc.tuning import bundle, cases, device_programs
 from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.inputs import random_blocks
-from xpuc.tuning.prefilter import KernelCode, predicted_us, refusal
+from xpuc.tuning.prefilter import KernelCode, fewest_instructions, predicted_us, refusal
 from xpuc.tuning.programs import loops_of, program_of
-from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Subject, Task
 
 CANDIDATES = 6  # of a task that are timed, besides what is in use
@@ -69,8 +68,7 @@ def shortlist(task: Task, db: TuneDb, most: int = CANDIDATES) -> Shortlist:
         if tried.refused or tried.kernel not in seen:
             found.tried.append(tried)
             seen.add(tried.kernel)
-    cost = cases.cost(task.site, task.rows[-1])
-    _judge(found, cost)
+    _judge(found)
     first = [t for t in found.tried[:2] if t.knobs in (in_use, defaults)]
     others = [t for t in found.tried if not t.refused and t not in first]
     found.kept = first + _spread(first, others, most)
@@ -107,10 +105,12 @@ def _tried(task: Task, knobs: Knobs) -> Tried:
     return Tried(knobs, kernel_digest(task.schedule, task.site, made), tuple(parts))
 
 
-def _judge(found: Shortlist, cost: Cost) -> None:
+def _judge(found: Shortlist) -> None:
     """Compile what is built, refuse what has no chance; the first is what is in use."""
     task, built = found.task, [t for t in found.tried if not t.refused]
-    codes = device_programs.compiled([t.launches for t in built], task.target.cpu, cost.rows)
+    cost = cases.cost(task.site, task.rows[-1])
+    symbols = cases.symbols(task.site, cost.rows)
+    codes = device_programs.compiled([t.launches for t in built], task.target.cpu, symbols)
     for tried, code in zip(built, codes, strict=True):
         if isinstance(code, str):
             tried.refused = code
@@ -118,7 +118,7 @@ def _judge(found: Shortlist, cost: Cost) -> None:
             tried.code = code
     standing = [t for t in built if not t.refused]
     beside = found.tried[0].code
-    fewest = min((t.code[0].instructions or 1e9 for t in standing if t.code), default=1e9)
+    fewest = fewest_instructions(t.code for t in standing)
     seen: set[tuple[object, ...]] = set()
     for tried in standing:
         identity = tuple(each.identity for each in tried.code)
@@ -126,7 +126,7 @@ def _judge(found: Shortlist, cost: Cost) -> None:
             tried.refused = "the machine code of other knobs"
             continue
         seen.add(identity)
-        tried.us = predicted_us(tried.code, cost.n_bytes, cost.operations)
+        tried.us = predicted_us(tried.code, cost.operations)
         if tried is not found.tried[0]:
             tried.refused = refusal(tried.code, beside, fewest)
 

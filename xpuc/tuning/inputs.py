@@ -135,15 +135,26 @@ def draw(site: Site, layout: Layout, rows: int, *, depth: int = 1024, seed: int 
     a sequence of its own; else they follow `depth` tokens of one sequence. UnsupportedError if
     nothing is known of the operation.
     """
-    assert rows == (site.n or rows), f"{rows} rows at a site for {site.n}"
-    if site.op not in _OPERANDS:
-        raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
     call = _Call(site, layout, rows, depth, np.random.default_rng(seed))
-    operands = _OPERANDS[site.op](call)
+    operands = _operands(call)
     matrices = [_matrix(w, layout.blocks(w.format), call.rng) for w in site.weights]
     raw = tuple(matrix.raw() for matrix in matrices)
     planes = tuple(tuple(layout.pack(m, r)) for m, r in zip(matrices, raw, strict=True))
     return Case(rows, operands, planes, raw, _symbols(site, operands))
+
+
+def symbols(site: Site, layout: Layout, rows: int, *, depth: int = 1024) -> dict[str, int]:
+    """`Case.symbols` of a call as `draw` makes it up, whose weights need not be drawn for them."""
+    call = _Call(site, layout, rows, depth, np.random.default_rng(0))
+    return _symbols(site, _operands(call))
+
+
+def _operands(call: _Call) -> tuple[np.ndarray, ...]:
+    site = call.site
+    assert call.rows == (site.n or call.rows), f"{call.rows} rows at a site for {site.n}"
+    if site.op not in _OPERANDS:
+        raise UnsupportedError(f"no inputs for operation {site.op}", nearest(site.op, _OPERANDS))
+    return _OPERANDS[site.op](call)
 
 
 def _symbols(site: Site, operands: tuple[np.ndarray, ...]) -> dict[str, int]:

@@ -1,14 +1,15 @@
 """Candidates for a GPU judged without one: by what ptxas says of them, and by their machine code.
 
-What has no chance is refused with a reason; the rest is put in the order of a model: a kernel takes
-about the longer of reading its weights and issuing its instructions, and reads the faster the more
-it has in flight. The model ranks; it does not say how long anything takes.
+What has no chance is refused with a reason; the rest is put in the order of a model: its launches
+run one after the other, and each takes about the longer of reading its tensors and issuing its
+instructions, and reads the faster the more it has in flight. The model ranks; it does not say how
+long anything takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xpuc.bench.predict import GPUS, REACHED, Gpu
@@ -26,8 +27,11 @@ _LIMITS = {  # resident warps, blocks and bytes of shared memory of a multiproce
     "sm_90": (64, 32, 228 << 10), "sm_90a": (64, 32, 228 << 10), "sm_100": (64, 32, 228 << 10),
     "sm_120": (48, 24, 100 << 10),
 }  # fmt: skip
+_SYSTEM = 1024  # bytes of the shared memory of each block, for itself
 _CARDS = {"sm_80": "A100", "sm_86": "A100", "sm_89": "A100", "sm_90": "H100"}
-_PRODUCTS = ("IDP.4A", "HMMA", "HGMMA", "FFMA")  # what the work is done by, the first there is
+_PRODUCTS = ("HGMMA", "IMMA", "HMMA", "IDP.4A", "FFMA")  # what multiplies, the first there is
+_RATES = {"HGMMA": 16, "IMMA": 16, "HMMA": 8}  # assumed: multiply-adds of a lane a cycle, at most
+_SCHEDULERS = 4  # of a multiprocessor, each issues an instruction of a warp a cycle
 _WANTED = ("LDG.E.128", "IDP.4A", "HMMA", "HGMMA")
 
 
@@ -35,13 +39,21 @@ _WANTED = ("LDG.E.128", "IDP.4A", "HMMA", "HGMMA")
 class KernelCode:
     """A kernel of a candidate on an architecture; `sass` None where nothing disassembles it.
 
-    `blocks` of `warps` warps each are launched.
+    `blocks` of `warps` warps each are launched, for each of which `asked_bytes` of shared memory
+    are asked beside those that `usage` has; the tensors of the launch are `n_bytes`.
     """
 
     usage: KernelUsage
     sass: Sass | None
     blocks: int
     warps: int
+    asked_bytes: int = 0
+    n_bytes: int = 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return self.usage.shared_bytes + self.asked_bytes
 
     @property
     def resident_blocks(self) -> int:
@@ -49,88 +61,131 @@ class KernelCode:
         warps, blocks, shared = _LIMITS[self.usage.arch]
         of_a_warp = -(-32 * self.usage.registers // _UNIT) * _UNIT
         fits = [blocks, warps // self.warps, _REGISTERS // of_a_warp // self.warps]
-        if self.usage.shared_bytes:
-            fits.append(shared // (self.usage.shared_bytes + 1024))  # the system's own part
+        if self.shared_bytes:
+            fits.append(shared // (self.shared_bytes + _SYSTEM))
         return min(fits)
+
+    @property
+    def most_shared(self) -> int:
+        """Bytes that a block may have: what it does not ask for at the launch is limited."""
+        return _LIMITS[self.usage.arch][2] - _SYSTEM if self.asked_bytes else MOST_SHARED
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What equals that of another kernel which runs the same instructions."""
         sass = self.sass.instructions if self.sass else self.usage.kernel
-        return self.usage.registers, self.usage.shared_bytes, self.blocks, self.warps, sass
+        return self.usage.registers, self.shared_bytes, self.blocks, self.warps, sass
 
     @property
     def spilled_bytes(self) -> int:
         return self.usage.spill_store_bytes + self.usage.spill_load_bytes
 
     @property
-    def instructions(self) -> float | None:
-        """Of the hot loop for each product there; None if it has none."""
+    def multiplies_by(self) -> str | None:
+        """The opcode of the products in the hot loop; None if it has none."""
         if self.sass is None:
             return None
         loop = Sass(self.sass.kernel, self.sass.hot_loop())
-        products = next((loop.count(p) for p in _PRODUCTS if loop.count(p)), 0)
-        return loop.instructions_per_weight(products) if products else None
+        return next((opcode for opcode in _PRODUCTS if loop.count(opcode)), None)
+
+    @property
+    def instructions(self) -> float:
+        """Of the hot loop for each multiply-add of a lane there."""
+        opcode = self.multiplies_by
+        if self.sass is None or opcode is None:
+            return 0.0
+        loop = [i.opcode for i in self.sass.hot_loop()]
+        multiply_adds = sum(_multiply_adds(o) for o in loop if f"{o}.".startswith(f"{opcode}."))
+        return self.sass.instructions_per_weight(multiply_adds)
+
+
+def product_of(code: Sequence[KernelCode]) -> KernelCode | None:
+    """Of a candidate's launches the one that multiplies; others prepare and finish its work."""
+    found = [each for each in code if each.multiplies_by]
+    return min(found, key=lambda each: _PRODUCTS.index(each.multiplies_by or ""), default=None)
+
+
+def fewest_instructions(candidates: Iterable[Sequence[KernelCode]]) -> float:
+    """For a multiply-add, of the candidate that needs fewest; 0 if nothing is known of any."""
+    products = (product_of(code) for code in candidates)
+    return min((p.instructions for p in products if p is not None), default=0.0)
 
 
 def refusal(code: Sequence[KernelCode], beside: Sequence[KernelCode], fewest: float) -> str:
     """Why a candidate need not be timed; empty if it may be fast.
 
-    `beside` is the code in use; `fewest` are the instructions a product of the best candidate.
+    `beside` is the code in use; `fewest` see `fewest_instructions`. Every launch has to stand.
     """
     spilled = sum(each.spilled_bytes for each in code)
     if spilled > sum(each.spilled_bytes for each in beside):
         return f"spills {spilled} bytes"
     for each in code:
-        if each.usage.shared_bytes > MOST_SHARED:
-            return f"{each.usage.shared_bytes} bytes of shared memory, a block has {MOST_SHARED}"
+        if each.shared_bytes > each.most_shared:
+            return f"{each.shared_bytes} bytes of shared memory, a block has {each.most_shared}"
         resident = each.resident_blocks * each.warps
         if resident < min(LEAST_WARPS, each.warps * each.blocks):
             return (
-                f"{each.usage.registers} registers and {each.usage.shared_bytes} bytes of shared"
+                f"{each.usage.registers} registers and {each.shared_bytes} bytes of shared"
                 f" memory leave {resident} warps resident"
             )
     lacking = [w for w in _WANTED if _has(beside, w) and not _has(code, w)]
     if lacking and _is_read(code):
         return f"has no {', '.join(lacking)}"
-    needs = code[0].instructions if code else None
-    if needs is not None and needs > MOST_INSTRUCTIONS * fewest:
-        return f"{needs:.1f} instructions a product, another has {fewest:.1f}"
+    product = product_of(code)
+    if product is not None and product.instructions > MOST_INSTRUCTIONS * fewest:
+        return (
+            f"{product.instructions / fewest:.1f} times the instructions of another for a product"
+        )
     return ""
 
 
-def predicted_us(code: Sequence[KernelCode], n_bytes: int, operations: int) -> float:
-    """What a call of the candidate should take on the card of its architecture.
+def predicted_us(code: Sequence[KernelCode], operations: int) -> float:
+    """What a call of the candidate, all its launches, should take on the card of its architecture.
 
-    `operations` counts a multiply-add as two; 0 us if nothing is known of its code.
+    `operations`, those of the launch that multiplies, counts a multiply-add as two; 0 us if nothing
+    is known of its code.
     """
-    if not code:
-        return 0.0
-    gpu, first = GPUS[_CARDS.get(code[0].usage.arch, "H200")], code[0]
-    slots = gpu.multiprocessors * max(1, first.resident_blocks)
-    waves = first.blocks / slots
-    tail = max(1, -(-first.blocks // slots)) / max(1.0, waves)
-    return (
-        math.hypot(_memory_us(first, gpu, n_bytes, waves), _issue_us(first, gpu, operations)) * tail
-    )
+    product = product_of(code)
+    return sum(_launch_us(each, operations if each is product else 0) for each in code)
 
 
-def _memory_us(code: KernelCode, gpu: Gpu, n_bytes: int, waves: float) -> float:
+def _launch_us(code: KernelCode, operations: int) -> float:
+    gpu = GPUS[_CARDS.get(code.usage.arch, "H200")]
+    slots = gpu.multiprocessors * max(1, code.resident_blocks)
+    waves = code.blocks / slots
+    tail = max(1, -(-code.blocks // slots)) / max(1.0, waves)
+    return math.hypot(_memory_us(code, gpu, waves), _issue_us(code, gpu, operations)) * tail
+
+
+def _memory_us(code: KernelCode, gpu: Gpu, waves: float) -> float:
     bytes_s = REACHED * gpu.gb_s * 1e9
-    if code.sass is not None:
+    loaded = code.sass.loaded_bytes() if code.sass else 0
+    if loaded:
         resident = min(1.0, waves) * code.resident_blocks * code.warps
-        in_flight = gpu.multiprocessors * resident * 32 * code.sass.loaded_bytes()
+        in_flight = gpu.multiprocessors * resident * 32 * loaded
         bytes_s *= in_flight / (in_flight + _HALF * bytes_s * _LATENCY_S)
-    return 1e6 * n_bytes / max(1.0, bytes_s)
+    return 1e6 * code.n_bytes / bytes_s
 
 
 def _issue_us(code: KernelCode, gpu: Gpu, operations: int) -> float:
-    """By instructions a product of the hot loop: of dp4a, four multiply-adds of a lane."""
-    needs = code.instructions
-    if needs is None or code.sass is None or not code.sass.count("IDP.4A"):
+    """By the cycles of a scheduler for a multiply-add of a lane, on multiprocessors with blocks."""
+    opcode = code.multiplies_by
+    if opcode is None:
         return 0.0
-    issued = needs * operations / 2 / 4 / 32
-    return issued / (gpu.multiprocessors * 4 * gpu.ghz * 1e3)
+    cycles = max(code.instructions, 1 / _RATES[opcode] if opcode in _RATES else 0.0)
+    busy = min(gpu.multiprocessors, code.blocks) * _SCHEDULERS
+    return cycles * operations / 2 / 32 / (busy * gpu.ghz * 1e3)
+
+
+def _multiply_adds(opcode: str) -> int:
+    """Of a lane: HMMA.16816.F32 has 16 x 8 x 16 among 32, HGMMA.64x128x16.F32 among 128."""
+    name, _, rest = opcode.partition(".")
+    shape = rest.partition(".")[0]
+    if name == "HGMMA":
+        return math.prod(map(int, shape.split("x"))) // 128
+    if name in ("HMMA", "IMMA"):
+        return int(shape[:2]) * int(shape[2]) * int(shape[3:]) // 32
+    return 4 if name == "IDP" else 1
 
 
 def _has(code: Sequence[KernelCode], opcode: str) -> bool:
