@@ -19,6 +19,7 @@ from xpuc.ir.formats.access import Block, Value
 from xpuc.ir.formats.access.arrays import ArrayBlock
 
 _WEIGHTS_AT_ONCE = 1 << 20  # of `dequantize`, so that its temporaries stay small
+_DRAWN_AT_ONCE = 1 << 18  # weights
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,21 @@ def dequantize(format: Format, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         assert part.dtype == np.float32, f"{format.name} is decoded as {part.dtype}"
         weights[start : start + step] = part.reshape(-1, k)
     return weights
+
+
+def random_blocks(format: Format, smallest: float, largest: float, count: int) -> NDArray[np.uint8]:
+    """`count` blocks or more of random bytes, the same ones each time: uint8 (blocks, nbytes).
+
+    The largest weight of a block is of `smallest` to `largest`.
+    """
+    rng = np.random.default_rng(0)
+    found = np.empty((0, format.nbytes), np.uint8)
+    while len(found) < count:
+        shape = (_DRAWN_AT_ONCE // format.n, format.nbytes)
+        drawn = rng.integers(0, 256, shape, dtype=np.uint8)
+        most = np.abs(dequantize(format, drawn)).max(axis=1)  # NaN where one weight is
+        found = np.concatenate([found, drawn[(most >= smallest) & (most <= largest)]])
+    return found
 
 
 @cache

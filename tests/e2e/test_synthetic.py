@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import gguf
 import numpy as np
 import pytest
 from bench import shapes
@@ -55,7 +54,6 @@ def test_it_never_pretends_to_be_the_model(artifact):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_made_up_weights_of_a_format_keep_sums_small(format):
-    """Blocks within the ranges that the GPU's layout has, against the gguf package."""
     columns = 1024
     ranges = synthetic.matrix_ranges("cuda", format, columns)
     planes = target_of("cuda").planes(format, 4, columns)
@@ -63,7 +61,3 @@ def test_made_up_weights_of_a_format_keep_sums_small(format):
     for plane, span in zip(planes, ranges, strict=True):
         if span is not None and plane.name in ("d", "m", "w") and plane.dtype != "uint16":
             assert -0.5 < span[0] < 0 < span[1] < 0.5
-    blocks = synthetic._blocks(format, 0.125)
-    values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[format])
-    assert abs(values).max(axis=-1).min() >= 0.125 / 64
-    assert abs(values).max() <= 0.125

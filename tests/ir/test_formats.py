@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xpuc.codegen.kernels import dequantize as kernels
 from xpuc.errors import UnsupportedError
-from xpuc.ir.formats import Format, dequantize, format_of, formats, row_bytes
+from xpuc.ir.formats import Format, dequantize, format_of, formats, random_blocks, row_bytes
 
 BLOCKS = 64  # a row of the random weights
 ROWS = 6
@@ -123,6 +123,16 @@ def test_rows_decoded_in_parts_are_the_rows() -> None:
     raw = np.tile(random_rows(format), (100, 1))
     assert raw.size > 1 << 20  # more than one part
     np.testing.assert_array_equal(dequantize(format, raw), by_gguf(format, raw))
+
+
+@each_format
+def test_random_blocks_are_of_the_sizes_asked_for(format: Format) -> None:
+    blocks = random_blocks(format, 0.002, 0.125, 64)
+    largest = np.abs(by_gguf(format, blocks)).max(axis=1)
+    assert len(largest) >= 64
+    assert largest.min() >= 0.002
+    assert largest.max() <= 0.125
+    np.testing.assert_array_equal(blocks, random_blocks(format, 0.002, 0.125, 64))
 
 
 def test_row_bytes() -> None:

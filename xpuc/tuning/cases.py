@@ -12,7 +12,7 @@ from xpuc.artifact import pool_arrays
 from xpuc.codegen.compile import SEGMENT_TOKENS
 from xpuc.schedules import Site, target_of
 from xpuc.tuning import inputs
-from xpuc.tuning.inputs import Case, Layout, draw, random_blocks
+from xpuc.tuning.inputs import Case, Layout, draw, matrix_blocks
 from xpuc.tuning.results import Cost
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.workbench import Job
@@ -40,7 +40,7 @@ def layout_of(site: Site) -> Layout:
     is_attention = site.op == "attention"
     tile_rows = target.tile_rows(a["heads"], a["kv_heads"], a["head_dim"]) if is_attention else 1
     return Layout(
-        random_blocks, lambda m, raw: target.pack(m.format, raw), tile_rows, SEGMENT_TOKENS
+        matrix_blocks, lambda m, raw: target.pack(m.format, raw), tile_rows, SEGMENT_TOKENS
     )
 
 

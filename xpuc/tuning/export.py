@@ -20,7 +20,7 @@ from xpuc.schedules import Launch, kernel_digest, launches, pick, target_of, tvm
 from xpuc.tune_db import TuneDb
 from xpuc.tuning import bundle, cases, device_programs
 from xpuc.tuning.candidates import Candidate
-from xpuc.tuning.inputs import random_blocks
+from xpuc.tuning.inputs import matrix_blocks
 from xpuc.tuning.prefilter import KernelCode, fewest_instructions, predicted_us, refusal
 from xpuc.tuning.programs import loops_of, program_of
 from xpuc.tuning.tasks import Subject, Task
@@ -197,5 +197,5 @@ def _bundled(found: Shortlist, library: str, folder: Path) -> bundle.BundledTask
 def _save_blocks(tasks: Sequence[Task], folder: Path) -> None:
     blocks = bundle.Blocks(folder)
     for format in sorted({w.format for task in tasks for w in task.site.weights}):
-        raw = random_blocks(format)
+        raw = matrix_blocks(format)
         blocks.save(format, raw, target_of("cuda").pack(format, raw))

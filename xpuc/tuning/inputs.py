@@ -16,11 +16,10 @@ import numpy as np
 from xpuc.artifact import PoolArray, pool_arrays
 from xpuc.errors import UnsupportedError, nearest
 from xpuc.ir.activation import Q8_BLOCK, Q8_HALF
-from xpuc.ir.formats import dequantize, format_of
+from xpuc.ir.formats import format_of, random_blocks
 from xpuc.runtime.batch import balanced
 
 _BLOCKS = 512  # different blocks a random matrix is put together from
-_WEIGHTS_AT_ONCE = 1 << 18  # drawn to find them
 _SMALLEST = 2.0**-7  # a block's largest weight is this at least, and 1 at most
 _BYTES_AT_ONCE = 1 << 24  # of a matrix, so that the indices of its blocks stay small
 _SPREAD = 16.0  # activations times the root of their columns: sums are then a few units
@@ -89,7 +88,7 @@ class Matrix:
 class Layout:
     """How a target lays out what its kernels read.
 
-    `blocks(format)` are what matrices are put together from (see random_blocks); `pack(matrix,
+    `blocks(format)` are what matrices are put together from (see matrix_blocks); `pack(matrix,
     raw)` gives a matrix's planes, in order; `tile_rows` are those of a prefill tile,
     `segment_tokens` those of a work item, of attention.
     """
@@ -176,16 +175,9 @@ def _matrix(weight: Weight, blocks: np.ndarray, rng: np.random.Generator) -> Mat
 
 
 @cache
-def random_blocks(name: str) -> np.ndarray:
-    """Random bytes that decode to numbers of the size of weights: uint8 (512, block bytes)."""
-    format, rng = format_of(name), np.random.default_rng(0)
-    found = np.empty((0, format.nbytes), np.uint8)
-    while len(found) < _BLOCKS:
-        shape = (_WEIGHTS_AT_ONCE // format.n, format.nbytes)
-        drawn = rng.integers(0, 256, shape, dtype=np.uint8)
-        largest = np.abs(dequantize(format, drawn)).max(axis=1)  # NaN where one weight is
-        found = np.concatenate([found, drawn[(largest >= _SMALLEST) & (largest <= 1)]])
-    return found[:_BLOCKS]
+def matrix_blocks(name: str) -> np.ndarray:
+    """What a random matrix of a format is put together from: uint8 (512, block bytes)."""
+    return random_blocks(format_of(name), _SMALLEST, 1, _BLOCKS)[:_BLOCKS]
 
 
 def _projection(call: _Call) -> tuple[np.ndarray, ...]:
