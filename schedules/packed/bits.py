@@ -90,14 +90,6 @@ def fifth_bit(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
 
 
-def scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 8 scales and 8 mins of 6 bits that Q4_K and Q5_K store in 12 bytes."""
-    first, second, low = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
-    scales = np.concatenate([first & 63, low & 15 | first >> 2 & 48], axis=-1)
-    mins = np.concatenate([second & 63, low >> 4 | second >> 2 & 48], axis=-1)
-    return scales, mins
-
-
 def halves(blocks: Bytes, start: int) -> NDArray[np.float16]:
     """The f16 at byte `start` of every block, as a field."""
     return np.ascontiguousarray(blocks[..., start : start + 2]).view(np.float16)[..., None]
