@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvm import IRModule, relax, transform
@@ -50,8 +52,17 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
     }
 
 
-def build(module: IRModule, machine: CompileTarget, path: Path) -> Built:
-    """Compile the planned module for the machine and link it at `path`."""
+def build(
+    module: IRModule,
+    machine: CompileTarget,
+    path: Path,
+    *,
+    alone: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> Built:
+    """Compile the planned module for the machine and link it at `path`.
+
+    `alone` says of kernels that are not for all of its architectures which they are for.
+    """
     linker = require_linker()
     planned, activation_bytes = plan(module)
     finish = transform.Sequential(
@@ -66,7 +77,7 @@ def build(module: IRModule, machine: CompileTarget, path: Path) -> Built:
             relax.transform.AttachGlobalSymbol(),
         ]
     )
-    executable, device = _executable(planned, machine, finish)
+    executable, device = _executable(planned, machine, finish, alone)
     executable.export_library(
         str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
     )
@@ -74,12 +85,12 @@ def build(module: IRModule, machine: CompileTarget, path: Path) -> Built:
 
 
 def _executable(
-    planned: IRModule, machine: CompileTarget, finish: Any
+    planned: IRModule, machine: CompileTarget, finish: Any, alone: Mapping[str, Collection[str]]
 ) -> tuple[Any, cuda.DeviceCode | None]:
     """The VM's executable, and the code for GPUs that it holds."""
     if not machine.archs:
         return relax.build(planned, machine.tvm, relax_pipeline=finish), None
-    with machine.tvm, cuda.compiling(machine.archs) as device:
+    with machine.tvm, cuda.compiling(machine.archs, alone=alone) as device:
         bound = cuda.bind_threads(planned, machine.tvm)
         built = relax.build(bound, machine.tvm, relax_pipeline=finish, tir_pipeline=cuda.PIPELINE)
     cuda.check_no_source(built.mod)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,10 @@ class _Work:
         lowered, pool = made.lowered, made.pool
         roofs = roof.add_roofs(lowered)
         built = self.phase(
-            "build", lambda: build.build(lowered.finish(), made.machine, staging / LIBRARY)
+            "build",
+            lambda: build.build(
+                lowered.finish(), made.machine, staging / LIBRARY, alone=lowered.alone()
+            ),
         )
         tensors = tensors_of(made.module["decode"], made.weight_names, model, made.machine)
         synthetic: Synthetic | None = self.phase(
@@ -236,7 +240,10 @@ class _Work:
         pool: PoolLayout,
         copied: copies.Matrices,
     ) -> tuple[lower.Lowered, tuple[EntryPoint, ...]]:
-        """Every entry point: decode for each bucket of rows, prefill for any chunk."""
+        """Every entry point: decode for each bucket of rows, prefill for any chunk.
+
+        Prefill once more for architectures of a GPU with kernels of their own for prompts.
+        """
         options, kernels = self.options, target_of(machine.facts.kind)
         plan = lower.Plan(
             target=machine.facts, schedules=kernels.SCHEDULES, planes=kernels.planes,
@@ -256,10 +263,13 @@ class _Work:
                 entries.append(EntryPoint(name, "decode", rows, tail))
             bounds = {"n": chunk, "t": chunk, "w": chunk * segments, "m": options.max_out_rows}
             prefill = module["prefill" + suffix]
-            for more, takes in copies.VARIANTS[options.prefill_weights if copied else "packed"]:
-                name = f"prefill{more}{suffix}"
-                lower.lower(lowered, prefill, name, None, bounds, copied if takes else ())
-                entries.append(EntryPoint(name, "prefill", 0, tail, takes))
+            variants = copies.VARIANTS[options.prefill_weights if copied else "packed"]
+            for facts, (more, takes) in product((machine.facts, *machine.special), variants):
+                arch = "" if facts is machine.facts else facts.cpu
+                name = "_".join(filter(None, ("prefill", more, arch))) + suffix
+                taken = copied if takes else ()
+                lower.lower(lowered, prefill, name, None, bounds, taken, facts)
+                entries.append(EntryPoint(name, "prefill", 0, tail, takes, arch))
         if kernels.COPIES is not None:
             copies.add_makers(lowered, kernels.COPIES, copied)
         return lowered, tuple(entries)

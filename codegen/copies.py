@@ -20,7 +20,7 @@ POLICIES = ("packed", "int8", "auto")
 VARIANTS = {  # of a prefill entry point: what its name has more, and whether it takes the copies
     "packed": (("", False),),
     "int8": (("", True),),
-    "auto": (("", False), ("_int8", True)),
+    "auto": (("", False), ("int8", True)),
 }
 _PROJECTIONS = ("linear", "linear_group", "gate_up")
 

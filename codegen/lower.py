@@ -47,21 +47,33 @@ class Lowered:
     builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
     kernels: dict[tirx.PrimFunc, Any] = field(default_factory=dict)  # kernel -> GlobalVar
     operations: dict[str, Operation] = field(default_factory=dict)
+    targets: dict[str, set[str]] = field(default_factory=dict)  # what each kernel is for
 
-    def add_kernel(self, kernel: tirx.PrimFunc) -> Any:
+    def add_kernel(self, kernel: tirx.PrimFunc, target: TargetFacts | None = None) -> Any:
         """The module's function for a kernel; equal kernels are one function."""
         if kernel not in self.kernels:
             name = str(kernel.attrs["global_symbol"])
             self.kernels[kernel] = self.builder.add_func(kernel.without_attr("global_symbol"), name)
-        return self.kernels[kernel]
+        found = self.kernels[kernel]
+        self.targets.setdefault(str(found.name_hint), set()).add((target or self.plan.target).cpu)
+        return found
+
+    def alone(self) -> dict[str, set[str]]:
+        """The kernels that are not for all GPU architectures of the target: which they are for."""
+        return {
+            f"{name}_kernel": cpus
+            for name, cpus in self.targets.items()
+            if self.plan.target.cpu not in cpus
+        }
 
     def operation(self, site: Site) -> Operation:
         """What is known of the operation at a site; its schedule is picked at its first use."""
-        label = json.dumps(site.facts(), sort_keys=True)
+        plan = self.plan
+        arch = "" if site.target == plan.target else site.target.cpu
+        label = json.dumps([arch, site.facts()], sort_keys=True)
         if label not in self.operations:
-            plan = self.plan
             choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
-            self.operations[label] = Operation.at(site, choice)
+            self.operations[label] = Operation.at(site, choice, arch)
         return self.operations[label]
 
     def finish(self) -> IRModule:
@@ -78,8 +90,10 @@ class _Entry:
         name: str,
         rows: int | None,
         copied: Collection[str],
+        target: TargetFacts,
     ) -> None:
         self.lowered, self.name, self.rows, self.copied = lowered, name, rows, copied
+        self.target = target
         self.launched: list[str] = []  # the kernels of the operation being lowered
         self.zeroed: dict[str, Var] = {}  # tensors of zeros, by their types
         self.function = _for_rows(function, rows)
@@ -100,7 +114,7 @@ class _Entry:
         )
 
     def kernel(self, kernel: tirx.PrimFunc) -> Any:
-        found = self.lowered.add_kernel(kernel)
+        found = self.lowered.add_kernel(kernel, self.target)
         self.launched.append(str(found.name_hint))
         return found
 
@@ -198,7 +212,7 @@ class _Entry:
         plan = self.lowered.plan
         return Site(
             op=op, attrs=attrs, n=self.rows, operands=operands, weights=weights, result=result,
-            target=plan.target, block_tokens=plan.block_tokens, kv_dtype=plan.kv_dtype,
+            target=self.target, block_tokens=plan.block_tokens, kv_dtype=plan.kv_dtype,
         )  # fmt: skip
 
 
@@ -209,12 +223,14 @@ def lower(
     rows: int | None,
     bounds: Mapping[str, int],
     copied: Collection[str] = (),
+    target: TargetFacts | None = None,
 ) -> None:
     """Add the entry point `name` to the module: `function` for `rows` rows, or for any number.
 
     After all planes it takes the int8 copies of the matrices that `copied` names, in their order.
+    `target` is one of the plan's architectures where it is for that alone.
     """
-    _Entry(lowered, function, name, rows, copied).lower(bounds)
+    _Entry(lowered, function, name, rows, copied, target or lowered.plan.target).lower(bounds)
 
 
 def _for_rows(function: relax.Function, rows: int | None) -> relax.Function:

@@ -15,22 +15,24 @@ class Operation:
     """An operation of the model; those that are alike in all but their weights' values are one.
 
     `facts` make its site again (schedules.site_of); no `choice` leaves it to the target-free
-    kernel. `kernels` are the functions it launches, in order; `uses` counts it in each entry point.
+    kernel; `arch` is the GPU architecture it is for, if not for all. `kernels` are the functions it
+    launches, in order; `uses` counts it in each entry point.
     """
 
     name: str
     facts: dict[str, Any]
     choice: Choice | None
+    arch: str = ""
     kernels: list[str] = field(default_factory=list)
     uses: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
-    def at(site: Site, choice: Choice | None) -> Operation:
+    def at(site: Site, choice: Choice | None, arch: str = "") -> Operation:
         """The operation of a site."""
         key = site.key
-        copies = " int8" if site.copies else ""
-        name = f"{key.op} {key.shape} rows={key.rows or 'any'}{copies}"
-        return Operation(name, site.facts(), choice)
+        copies, on = " int8" if site.copies else "", f" {arch}" if arch else ""
+        name = f"{key.op} {key.shape} rows={key.rows or 'any'}{copies}{on}"
+        return Operation(name, site.facts(), choice, arch)
 
     def as_manifest(self) -> dict[str, Any]:
         """As JSON holds it; an origin is `tuned`, `default` or `portable`."""
@@ -43,6 +45,6 @@ class Operation:
             "measured": [dataclasses.asdict(m) for m in record.measured] if record else [],
         }
         return (
-            {"name": self.name} | self.facts | how
+            {"name": self.name} | self.facts | ({"arch": self.arch} if self.arch else {}) | how
             | {"kernels": self.kernels, "uses": dict(self.uses)}
         )  # fmt: skip

@@ -24,6 +24,9 @@ class CompileTarget:
     triple: str  # of the CPU, which a GPU's host is
     tvm: Any
     archs: tuple[str, ...] = ()  # of a GPU: those there is code for
+    special: tuple[
+        TargetFacts, ...
+    ] = ()  # and those of them that prompts have kernels of their own on
 
     def as_manifest(self) -> dict[str, Any]:
         """What the loader compares with the machine it runs on."""
@@ -80,8 +83,12 @@ def _cuda(names: str | None, triple: str) -> CompileTarget:
         },
         host={"kind": "llvm", "mtriple": triple},
     )
-    facts = TargetFacts("cuda", common.name, common.features, common.shared_bytes)
-    return CompileTarget(facts, triple, tvm, tuple(arch.name for arch in found))
+    special = tuple(_facts(arch) for arch in archs.special(found))
+    return CompileTarget(_facts(common), triple, tvm, tuple(arch.name for arch in found), special)
+
+
+def _facts(arch: archs.Arch) -> TargetFacts:
+    return TargetFacts("cuda", arch.name, arch.features, arch.shared_bytes)
 
 
 def _cpu(cpu: str | None, triple: str) -> CompileTarget:

@@ -77,8 +77,9 @@ class Model:
         takes_copies = statement.prefill.copies > 0
         entries = {
             (e.rows, e.tail): vm[e.name]
-            for e in manifest.entry_points
-            if e.kind == "decode" or e.copies == takes_copies
+            for e in sorted(manifest.entry_points, key=lambda e: e.arch)  # one's own win
+            if (e.kind == "decode" or e.copies == takes_copies)
+            and (not e.arch or place.runs(e.arch))
         }
         self._weights = [place.tensor(plane) for plane in planes_of(directory, manifest)]
         copies = make_copies(vm, manifest, self._weights) if takes_copies else []

@@ -29,6 +29,9 @@ class Place(Protocol):
 
     vm_devices: tuple[int, ...]  # what the VM is initialised with
 
+    def runs(self, arch: str) -> bool:
+        """Whether code for a GPU architecture runs on it."""
+
     def free_bytes(self) -> int:
         """What can be had of it."""
 
@@ -49,6 +52,10 @@ class Process:
     """The process's own memory."""
 
     vm_devices: tuple[int, ...] = (_CPU, 0, _POOLED)
+
+    def runs(self, arch: str) -> bool:
+        """See Place."""
+        return False
 
     def free_bytes(self) -> int:
         """See Place."""
@@ -74,7 +81,8 @@ class Gpu:
 
     vm_devices: tuple[int, ...] = (_CUDA, 0, _POOLED, _CPU, 0, _POOLED)
 
-    def __init__(self) -> None:
+    def __init__(self, capability: str) -> None:
+        self._capability = capability  # 9.0
         self.device = tvm_ffi.device("cuda", 0)
         self.dlpack_device = (_CUDA, 0)
         self._allocate, self._view, self._from_bytes, self._to_bytes, self._copy = (
@@ -83,6 +91,10 @@ class Gpu:
                 "AllocWithScope", "CreateView", "CopyFromBytes", "CopyToBytes", "CopyFromTo"
             )
         )  # fmt: skip
+
+    def runs(self, arch: str) -> bool:
+        """See Place."""
+        return runs_on(arch, self._capability)
 
     def free_bytes(self) -> int:
         """See Place."""
@@ -137,10 +149,10 @@ def place_of(manifest: Manifest, directory: Path) -> Place:
         raise ArtifactError(
             f"{directory}: has code for {', '.join(archs)}; {gpu.name} is of compute capability"
             f" {gpu.capability}",
-            f"compile it with --target 'cuda -arch=sm_{gpu.capability.replace('.', '')}'",
+            f"compile it with --target 'cuda -arch={own_arch(gpu.capability)}'",
         )
     load_cuda(directory / CUDA_RUNTIME)
-    return Gpu()
+    return Gpu(gpu.capability)
 
 
 def runs_on(arch: str, capability: str) -> bool:
@@ -154,6 +166,11 @@ def runs_on(arch: str, capability: str) -> bool:
     if int(code[1]) != major:
         return False
     return minor == int(code[2]) if code[3] else minor >= int(code[2])
+
+
+def own_arch(capability: str) -> str:
+    """The architecture (sm_90a) that gets the most of a GPU of a compute capability (9.0)."""
+    return f"sm_{capability.replace('.', '')}" + "a" * (capability == "9.0")
 
 
 def load_cuda(library: Path) -> None:

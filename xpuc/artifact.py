@@ -26,7 +26,7 @@ import xxhash
 
 from xpuc.errors import ArtifactError
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "model.so", "weights.safetensors"
 TOKENIZER, CHAT_TEMPLATE, RUNTIME = "tokenizer.json", "chat_template.jinja", "lib/libtvm_runtime.so"
 CUDA_RUNTIME = "lib/libtvm_runtime_cuda.so"
@@ -63,6 +63,7 @@ class EntryPoint:
     tail    what it gives of each wanted row: logits, or the id that is chosen: the likeliest, or as
             the row's options say (see Sampling)
     copies  whether it takes the int8 copies after the planes
+    arch    the GPU architecture it is for, in place of the one for all; or none
     """
 
     name: str
@@ -70,6 +71,7 @@ class EntryPoint:
     rows: int
     tail: Tail
     copies: bool = False
+    arch: str = ""
 
 
 class Sampling(NamedTuple):

@@ -33,6 +33,7 @@ ARCHS = {
         Arch("sm_120", 99 * _KIB, _HOPPER),  # GeForce 50
     )
 }
+_OF_PROMPTS = frozenset({"wgmma"})  # what prompts have kernels of their own for
 DEFAULT = tuple(ARCHS[name] for name in ("sm_80", "sm_89", "sm_90a"))
 
 
@@ -45,8 +46,14 @@ def parse(names: str) -> tuple[Arch, ...]:
     return tuple(arch for arch in ARCHS.values() if arch.name in wanted)
 
 
+def special(archs: Sequence[Arch]) -> tuple[Arch, ...]:
+    """Those of several that prompts have kernels of their own on."""
+    shared = common(archs).features
+    return tuple(arch for arch in archs if _OF_PROMPTS & (arch.features - shared))
+
+
 def common(archs: Sequence[Arch]) -> Arch:
-    """What holds on each of them: kernels are written once for all."""
+    """What holds on each of them: most kernels are written once for all."""
     return Arch(
         ",".join(a.name for a in archs),
         min(a.shared_bytes for a in archs),

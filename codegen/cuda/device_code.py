@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import tvm_ffi
@@ -12,6 +13,7 @@ import tvm_ffi
 from xpuc.codegen.cuda import driver, pipeline
 from xpuc.codegen.cuda.compiler import Compiler, Fatbin
 from xpuc.codegen.cuda.find import find_compiler
+from xpuc.codegen.cuda.kernel_text import for_alone
 from xpuc.errors import XpucError
 
 _CALLBACK = "tvm_callback_cuda_compile"
@@ -23,6 +25,7 @@ class DeviceCode:
 
     compiler: str
     archs: tuple[str, ...]
+    alone: Mapping[str, Collection[str]]  # kernels that are not for all of them
     fatbins: list[Fatbin] = field(default_factory=list)
 
     def as_manifest(self) -> dict[str, Any]:
@@ -31,7 +34,12 @@ class DeviceCode:
             "compiler": self.compiler,
             "archs": list(self.archs),
             "fatbin_bytes": sum(len(f.code) for f in self.fatbins),
-            "kernels": [asdict(row) for f in self.fatbins for row in f.usage],
+            "kernels": [
+                asdict(row)
+                for fatbin in self.fatbins
+                for row in fatbin.usage
+                if row.arch in self.alone.get(row.kernel, self.archs)
+            ],
         }
 
 
@@ -43,20 +51,25 @@ def require() -> Compiler:
 
 
 @contextmanager
-def compiling(archs: Sequence[str], compiler: Compiler | None = None) -> Iterator[DeviceCode]:
+def compiling(
+    archs: Sequence[str],
+    compiler: Compiler | None = None,
+    alone: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> Iterator[DeviceCode]:
     """TVM builds inside `with` make machine code for these architectures.
 
+    `alone` says of kernels that are not for all of them which they are for.
     XpucError where the compiler or TVM's CUDA half is missing, and for what does not compile.
     """
     compiler = compiler or require()
     driver.load()
     pipeline.register()
-    made = DeviceCode(compiler.name, tuple(archs))
+    made = DeviceCode(compiler.name, tuple(archs), alone)
     failures: list[XpucError] = []
 
     def compile_source(source: str) -> bytes:
         try:
-            made.fatbins.append(compiler.compile(source, archs))
+            made.fatbins.append(compiler.compile(for_alone(source, alone), archs))
         except XpucError as failure:  # TVM would make it an error of its own
             failures.append(failure)
             raise

@@ -8,8 +8,9 @@ again until nothing spills.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from xpuc.codegen.cuda.kernel_text import KERNEL, without_others
 from xpuc.codegen.cuda.ptxas import KernelUsage
 
 Compile = Callable[[str], tuple[bytes, Sequence[KernelUsage]]]  # source -> code, what it takes
@@ -17,9 +18,6 @@ Compile = Callable[[str], tuple[bytes, Sequence[KernelUsage]]]  # source -> code
 _REGISTERS = 65536  # of a multiprocessor, on every architecture
 _THREADS = 2048  # resident there at most
 _UNIT = 8  # registers of a thread are given out in multiples of it
-_KERNEL = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\((\d+)(?:, (\d+))?\) (\w+)(?=\()'
-)
 
 
 def without_spills(compile: Compile, source: str) -> tuple[bytes, Sequence[KernelUsage]]:
@@ -35,7 +33,7 @@ def without_spills(compile: Compile, source: str) -> tuple[bytes, Sequence[Kerne
     probed = {row.kernel: row for row in spilled}
     while probed:
         blocks |= {name: _fewer(source, row, blocks.get(name)) for name, row in probed.items()}
-        _, rows = compile(with_blocks(_only(source, probed), blocks))
+        _, rows = compile(with_blocks(without_others(source, probed), blocks))
         probed = {row.kernel: row for row in spilling(rows) if blocks[row.kernel] > 1}
     return compile(with_blocks(source, blocks))
 
@@ -53,24 +51,13 @@ def with_blocks(source: str, blocks: Mapping[str, int]) -> str:
         asked = f", {blocks[name]}" if name in blocks else ""
         return f'extern "C" __global__ void __launch_bounds__({threads}{asked}) {name}'
 
-    return _KERNEL.sub(bounds, source)
-
-
-def _only(source: str, names: Collection[str]) -> str:
-    """The source less all other kernels."""
-    starts = [found.start() for found in _KERNEL.finditer(source)]
-    kept = [source[: starts[0]]]
-    for start, end in zip(starts, [*starts[1:], len(source)], strict=True):
-        found = _KERNEL.match(source, start)
-        if found and found[3] in names:
-            kept.append(source[start:end])
-    return "".join(kept)
+    return KERNEL.sub(bounds, source)
 
 
 def _fewer(source: str, row: KernelUsage, blocks: int | None) -> int:
     """One less than `blocks`, or than registers and threads leave room for now."""
     if blocks is None:
-        threads = next(int(f[1]) for f in _KERNEL.finditer(source) if f[3] == row.kernel)
+        threads = next(int(f[1]) for f in KERNEL.finditer(source) if f[3] == row.kernel)
         registers = -(-row.registers // _UNIT) * _UNIT
         blocks = min(_REGISTERS // (registers * threads), _THREADS // threads)
     return max(1, blocks - 1)

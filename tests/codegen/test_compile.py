@@ -64,7 +64,7 @@ def artifact(checkpoint, tmp_path_factory) -> Path:
 def without_llvm(monkeypatch):
     """A build that takes no time, for what happens around it."""
 
-    def build(module: Any, target: Any, path: Path) -> Built:
+    def build(module: Any, target: Any, path: Path, **_: Any) -> Built:
         path.write_bytes(b"a library")
         return Built(path, {"decode": 64})
 

@@ -106,6 +106,19 @@ def test_hopper_copies_tiles_and_multiplies_them_by_warpgroup() -> None:
     assert kernel.count("HGMMA.64x128x16.F32") >= 4, kernel.histogram()
 
 
+def test_a_kernel_for_one_architecture_is_empty_on_the_others() -> None:
+    name, kernels = "hopper_product_128x4096_kernel", [hopper_product(128, 4096), tile_product(64)]
+    module = IRModule({str(k.attrs["global_symbol"]): k for k in kernels})
+    with MACHINE.tvm, cuda.compiling(MACHINE.archs, alone={name: {"sm_90a"}}) as made:
+        tvm.compile(module, target=MACHINE.tvm, tir_pipeline=cuda.PIPELINE)
+    rows = {(row["kernel"], row["arch"]) for row in made.as_manifest()["kernels"]}
+    assert rows == {(name, "sm_90a")} | {("tile_product_64_kernel", arch) for arch in ARCHS}
+    (fatbin,) = made.fatbins
+    assert disassemble(fatbin.code, "sm_90a")[name].count("HGMMA.64x128x16.F32") >= 4
+    assert disassemble(fatbin.code, "sm_80")[name].instructions[-1].opcode in ("EXIT", "BRA", "NOP")
+    assert disassemble(fatbin.code, "sm_80")[name].count("LDG") == 0
+
+
 def test_nothing_is_contracted_or_approximated_unasked(sass: dict[str, Sass]) -> None:
     fused, unfused = sass["fused_kernel"], sass["unfused_kernel"]
     assert fused.count("FFMA") - unfused.count("FFMA") == 1

@@ -30,6 +30,7 @@ _KERNEL_FLAGS = [
     "-fno-strict-aliasing",
     "-fvisibility=hidden",  # or a kernel named `write` would be the C library's
     "-ftrivial-auto-var-init=pattern",
+    "-D__CUDA_ARCH_FEAT_SM90_ALL",  # as of sm_90a
     "-fsanitize=alignment,bounds",
     "-fsanitize-undefined-trap-on-error",
 ]

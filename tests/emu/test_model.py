@@ -14,6 +14,7 @@ from emu.conftest import SIZES
 
 import xpuc
 from xpuc.codegen.compile import Options, compile_model
+from xpuc.runtime import places
 from xpuc.runtime.engine import Engine
 
 PROMPTS = [[3, 14, 15, 92, 6, 5, 35, 8], list(range(1, 70)), [41]]
@@ -56,6 +57,42 @@ def test_a_tiny_model_answers_as_on_the_cpu(
         logprobs = [p.logprob for p in got[: len(sure)]]
         assert logprobs == pytest.approx([p.logprob for p in sure], abs=0.1)
     assert compared >= 18
+
+
+@pytest.mark.usefixtures("emulated_compiler")
+def test_an_artifact_for_several_architectures_has_the_prompts_of_each(
+    tiny_model: Callable[..., Path],
+    on_gpu: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = compile_model(
+        tiny_model("llama", weights="Q4_0"), "cuda -arch=sm_80,sm_90a", tmp_path / "m.xpuc",
+        options=Options(**SIZES),
+    )  # fmt: skip
+    operations = {o["name"]: o for o in both.manifest.operations}
+    assert operations["linear Q4_0:64x64 rows=any"]["schedule"] == "matmul"
+    own = operations["linear Q4_0:64x64 rows=any sm_90a"]
+    assert own["schedule"] == "matmul_hopper"
+    assert set(own["uses"]) == {f"prefill_sm_90a{s}" for s in ("", "_greedy", "_sampled")}
+
+    def answer(artifact: Path) -> tuple[list[float], int]:
+        before = fake_driver.launches(f"{own['kernels'][-1]}_kernel")
+        with xpuc.load(artifact, chunk_budget_ms=math.inf) as engine:
+            result = engine.generate(
+                PROMPTS[1], max_tokens=3, temperature=0, ignore_eos=True, logprobs=0
+            )
+        n = fake_driver.launches(f"{own['kernels'][-1]}_kernel") - before
+        return [p.logprob for p in result.logprobs], n
+
+    of_hopper = answer(both.path)
+    assert of_hopper == answer(on_gpu("llama"))
+    assert of_hopper[1] > 0
+    monkeypatch.setattr(places.Gpu, "runs", lambda self, arch: False)
+    logprobs, n = answer(both.path)
+    assert n == 0
+    assert logprobs != of_hopper[0]
+    assert logprobs == pytest.approx(of_hopper[0], abs=0.05)
 
 
 def test_blocks_of_a_gpu_are_copied_stored_and_found_again(

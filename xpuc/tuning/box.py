@@ -23,7 +23,7 @@ from xpuc.errors import ArtifactError
 from xpuc.runtime import nvidia
 from xpuc.runtime.checks import series
 from xpuc.runtime.model import open_runtime
-from xpuc.runtime.places import Gpu, load_cuda, runs_on
+from xpuc.runtime.places import Gpu, load_cuda, own_arch, runs_on
 from xpuc.tuning.bundle import BundleManifest
 from xpuc.tuning.kernels import BoardLost, Call, Timer, lost
 
@@ -48,11 +48,10 @@ def check(manifest: BundleManifest, what: Path) -> Card:
         )
     gpu = nvidia.first_gpu()
     if not runs_on(manifest.arch, gpu.capability):
-        number = gpu.capability.replace(".", "")
         raise ArtifactError(
             f"{what}: has code for {manifest.arch}; {gpu.name} is of compute capability"
             f" {gpu.capability}",
-            f"export it with --target 'cuda -arch=sm_{number}{'a' * (number == '90')}'",
+            f"export it with --target 'cuda -arch={own_arch(gpu.capability)}'",
         )
     driver = _KERNEL_DRIVER.read_text().strip() if _KERNEL_DRIVER.is_file() else gpu.driver
     return Card(gpu.name, driver)
@@ -62,10 +61,10 @@ class Box:
     """A kernels.Board. `flush` empties the cache; without it runs are timed as they come."""
 
     def __init__(self, folder: Path) -> None:
-        nvidia.first_gpu()
+        gpu = nvidia.first_gpu()
         open_runtime(folder)
         load_cuda(folder / CUDA_RUNTIME)
-        self._gpu = Gpu()
+        self._gpu = Gpu(gpu.capability)
         self._cuda: Any = ctypes.CDLL(None)  # the CUDA runtime library is loaded for all
         self.flush: Callable[[], None] = lambda: None
 
