@@ -21,7 +21,7 @@ from xpuc.tune_db import TuneDb
 from xpuc.tuning import bundle, cases, device_programs
 from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.inputs import matrix_blocks
-from xpuc.tuning.prefilter import KernelCode, fewest_instructions, predicted_us, refusal
+from xpuc.tuning.prefilter import KernelCode, fewest_cycles, predicted_us, refusal
 from xpuc.tuning.programs import loops_of, program_of
 from xpuc.tuning.tasks import Subject, Task
 
@@ -118,7 +118,7 @@ def _judge(found: Shortlist) -> None:
             tried.code = code
     standing = [t for t in built if not t.refused]
     beside = found.tried[0].code
-    fewest = fewest_instructions(t.code for t in standing)
+    fewest = fewest_cycles(t.code for t in standing)
     seen: set[tuple[object, ...]] = set()
     for tried in standing:
         identity = tuple(each.identity for each in tried.code)

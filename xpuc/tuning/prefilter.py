@@ -17,7 +17,7 @@ from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.cuda.sass import Sass
 
 LEAST_WARPS = 8  # resident on a multiprocessor, or a kernel waits for memory most of the time
-MOST_INSTRUCTIONS = 1.5  # a product, in terms of the candidate that needs fewest
+MOST_CYCLES = 1.5  # a product, in terms of the candidate that needs fewest
 MOST_SHARED = 48 << 10  # bytes that a block is given without asking for more at launch
 _LATENCY_S = 8e-7  # assumed: of memory under load
 _HALF = 0.25  # assumed: in terms of bandwidth times latency, in flight where half of it is reached
@@ -98,6 +98,14 @@ class KernelCode:
         multiply_adds = sum(_multiply_adds(o) for o in loop if f"{o}.".startswith(f"{opcode}."))
         return self.sass.instructions_per_weight(multiply_adds)
 
+    @property
+    def cycles(self) -> float:
+        """Of a scheduler for a multiply-add of a lane: to issue, or what tensor cores take."""
+        opcode = self.multiplies_by
+        if opcode is None:
+            return 0.0
+        return max(self.instructions, 1 / _RATES[opcode] if opcode in _RATES else 0.0)
+
 
 def product_of(code: Sequence[KernelCode]) -> KernelCode | None:
     """Of a candidate's launches the one that multiplies; others prepare and finish its work."""
@@ -105,16 +113,16 @@ def product_of(code: Sequence[KernelCode]) -> KernelCode | None:
     return min(found, key=lambda each: _PRODUCTS.index(each.multiplies_by or ""), default=None)
 
 
-def fewest_instructions(candidates: Iterable[Sequence[KernelCode]]) -> float:
-    """For a multiply-add, of the candidate that needs fewest; 0 if nothing is known of any."""
+def fewest_cycles(candidates: Iterable[Sequence[KernelCode]]) -> float:
+    """Those of the candidate that needs fewest; 0 if nothing is known of any."""
     products = (product_of(code) for code in candidates)
-    return min((p.instructions for p in products if p is not None), default=0.0)
+    return min((p.cycles for p in products if p is not None), default=0.0)
 
 
 def refusal(code: Sequence[KernelCode], beside: Sequence[KernelCode], fewest: float) -> str:
     """Why a candidate need not be timed; empty if it may be fast.
 
-    `beside` is the code in use; `fewest` see `fewest_instructions`. Every launch has to stand.
+    `beside` is the code in use; `fewest` see `fewest_cycles`. Every launch has to stand.
     """
     spilled = sum(each.spilled_bytes for each in code)
     if spilled > sum(each.spilled_bytes for each in beside):
@@ -132,10 +140,8 @@ def refusal(code: Sequence[KernelCode], beside: Sequence[KernelCode], fewest: fl
     if lacking and _is_read(code):
         return f"has no {', '.join(lacking)}"
     product = product_of(code)
-    if product is not None and product.instructions > MOST_INSTRUCTIONS * fewest:
-        return (
-            f"{product.instructions / fewest:.1f} times the instructions of another for a product"
-        )
+    if product is not None and product.cycles > MOST_CYCLES * fewest:
+        return f"{product.cycles / fewest:.1f} times the cycles of another for a product"
     return ""
 
 
@@ -168,13 +174,9 @@ def _memory_us(code: KernelCode, gpu: Gpu, waves: float) -> float:
 
 
 def _issue_us(code: KernelCode, gpu: Gpu, operations: int) -> float:
-    """By the cycles of a scheduler for a multiply-add of a lane, on multiprocessors with blocks."""
-    opcode = code.multiplies_by
-    if opcode is None:
-        return 0.0
-    cycles = max(code.instructions, 1 / _RATES[opcode] if opcode in _RATES else 0.0)
+    """By the cycles of products, on multiprocessors that have blocks."""
     busy = min(gpu.multiprocessors, code.blocks) * _SCHEDULERS
-    return cycles * operations / 2 / 32 / (busy * gpu.ghz * 1e3)
+    return code.cycles * operations / 2 / 32 / (busy * gpu.ghz * 1e3)
 
 
 def _multiply_adds(opcode: str) -> int:
