@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from xpuc.artifact import MANIFEST, EntryPoint, KvLayout, Manifest, Plane
 from xpuc.cli import main
 
+SIZES = ("--max-batch", 2, "--ctx", 256, "--max-chunk", 64)  # options of compile
+
 
 class Outcome(NamedTuple):
     code: int

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from cli_runs import invoke, manifest, write_manifest
+from cli_runs import invoke, manifest
 from fake_model import PIPELINED, FakeModel
 
 from xpuc.artifact import KvLayout, Plane
@@ -208,7 +208,7 @@ def test_no_package_of_the_peer_names_one(monkeypatch):
 
 
 @pytest.fixture
-def artifact(tmp_path, monkeypatch):
+def artifact(artifact, monkeypatch):
     monkeypatch.setattr(
         Ours,
         "load",
@@ -216,7 +216,7 @@ def artifact(tmp_path, monkeypatch):
             lambda cls, path, threads, wanted, **modes: cls(FakeModel(), manifest(), wanted)
         ),
     )
-    return write_manifest(tmp_path / "m.xpuc")
+    return artifact
 
 
 def test_json_is_a_list_of_rows(artifact):

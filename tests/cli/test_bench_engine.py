@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import Outcome, invoke, write_manifest
+from cli_runs import Outcome, invoke
 from fake_subject import fake_subject
 
 from xpuc.bench import engine_session
@@ -19,11 +19,11 @@ SIZES = ("--requests", 5, "--rate", "inf", "--stall-prompt", 40, "--prefix", 24,
 
 
 @pytest.fixture
-def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def artifact(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Subject, "of", classmethod(lambda cls, path, threads: fake_subject()))
     monkeypatch.setattr(engine_session, "_SCHEDULER_STEPS", 5)
     monkeypatch.setattr(engine_session, "_ENGINE_STEPS", 5)
-    return write_manifest(tmp_path / "m.xpuc")
+    return artifact
 
 
 def run(artifact: Path, *more: Any) -> Outcome:

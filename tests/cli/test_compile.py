@@ -4,24 +4,17 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from cli_runs import invoke
-from tiny_models import write_tiny
+from cli_runs import SIZES, invoke
 
 from xpuc.cli import sources
 from xpuc.cli.compile import command
 
 pytestmark = pytest.mark.slow
-SIZES = ("--max-batch", 2, "--ctx", 256, "--max-chunk", 64)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder):
-    return write_tiny("llama", folder / "tiny.gguf", weights="Q8_0")
 
 
 @pytest.fixture(scope="module")

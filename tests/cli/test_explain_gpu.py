@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from cli_runs import invoke
-from tiny_models import write_tiny
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_decode_step_is_predicted_and_what_ptxas_said_is_shown(tmp_path: Path) -> None:
-    checkpoint = write_tiny("llama", tmp_path / "tiny.gguf", weights="Q8_0")
+def test_a_decode_step_is_predicted_and_what_ptxas_said_is_shown(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     artifact, target = tmp_path / "m.xpuc", "cuda -arch=sm_90a"
     done = invoke(
         "compile", checkpoint, "--target", target, "--max-batch", 1, "--ctx", 64, "-o", artifact

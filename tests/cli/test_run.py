@@ -20,26 +20,6 @@ from xpuc.runtime.prefix_store import STORE_BYTES
 from xpuc.runtime.speculation import Speculation
 
 INTERRUPTED = 130
-TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }}.{% endfor %}"
-
-
-@pytest.fixture
-def artifact(tmp_path):
-    return write_manifest(tmp_path / "m.xpuc")
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    """The engine that `load` gives, and with which arguments it was asked for."""
-    made = Engine(FakeModel(), FakeCodec(), chat_template=TEMPLATE)
-    made.asked = []
-
-    def load(path, **options):
-        made.asked.append(options)
-        return made
-
-    monkeypatch.setattr("xpuc.runtime.engine.load", load)
-    return made
 
 
 def run(artifact, *args, **more):

@@ -4,24 +4,9 @@ import json
 import math
 
 import pytest
-from cli_runs import invoke, write_manifest
-from fake_model import FakeCodec, FakeModel
-
-from xpuc.runtime.engine import Engine
+from cli_runs import invoke
 
 IDS = [3, 14, 15, 9, 26, 5]
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    made = Engine(FakeModel(), FakeCodec())
-    monkeypatch.setattr("xpuc.runtime.engine.load", lambda path, **options: made)
-    return made
-
-
-@pytest.fixture
-def artifact(tmp_path):
-    return write_manifest(tmp_path / "m.xpuc")
 
 
 def test_teacher_forced_json(artifact, engine, tmp_path):

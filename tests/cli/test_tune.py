@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 import sites
-from cli_runs import Outcome, invoke, write_manifest
+from cli_runs import SIZES, Outcome, invoke, write_manifest
 from fake_machine import small_roofs
-from tiny_models import write_tiny
 
 from xpuc import tune_db
 from xpuc.artifact import read_manifest
@@ -32,7 +31,6 @@ from xpuc.tuning.tasks import subject
 from xpuc.tuning.trials import TrialLog
 
 KERNELS = "linear Q8_0:64x* rows=1"  # the output of attention, and of the feed-forward
-SIZES = ("--max-batch", 2, "--ctx", 256, "--max-chunk", 64)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(timing, "_BLOCK_S", 0.0005)
         patch.setattr(llvm, "roof_loops", small_roofs)
         yield tmp_path_factory.mktemp("tune")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder: Path) -> Path:
-    return write_tiny("llama", folder / "tiny.gguf", weights="Q8_0")
 
 
 @pytest.fixture(scope="module")
