@@ -97,6 +97,7 @@ def test_ctrl_c_prints_what_is_done_and_ends_with_130(
     [
         (("--engine", "-p", 8), "--n-prompt is not for --engine"),
         (("--engine", "--vs", "llama.cpp"), "--vs is not for --engine"),
+        (("--engine", "--no-graphs"), "--graphs is not for --engine"),
         (("--rate", 3), "--rate needs --engine"),
         (("--store",), "--store needs --engine"),
         (("--engine", "--rate", 0), "--rate: "),

@@ -44,6 +44,7 @@ _TOKENS = _Lengths(0, 1 << 20)
 # Parameters that --engine has no use for.
 _OF_THE_MODEL = (
     "prompts", "generated", "depths", "batches", "vs", "peer_model", "peer_python", "profile",
+    *engine_options.MODES,
 )  # fmt: skip
 
 

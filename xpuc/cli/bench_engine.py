@@ -14,6 +14,7 @@ import click
 
 from xpuc.cli import quantities
 from xpuc.errors import RequestError
+from xpuc.runtime.chunks import BUDGET_MS
 
 if TYPE_CHECKING:
     from xpuc.bench.engine_session import Report
@@ -45,12 +46,12 @@ _OPTIONS = (
     ("--stall-prompt", "stall_prompt", click.IntRange(2), 4096, "N",
      "Tokens of the prompt that comes into a stream."),
     ("--prefix", "prefix", click.IntRange(1), 1024, "N", "Tokens that prompts share."),
-    ("--chunk-budget-ms", "budget_ms", _Positive(1e6), 150.0, "MS",
+    ("--chunk-budget-ms", "budget_ms", _Positive(1e6), BUDGET_MS, "MS",
      "How long a prompt may keep a stream waiting."),
 )  # fmt: skip
 _PARTS = ("overhead", "load", "stall", "reuse")
 NAMES = ("parts", *(name for _, name, *_ in _OPTIONS), "with_store")  # of the parameters
-_Head = list[str]
+_HEAD = ["p50", "p90", "p99", "max", "p99 spread"]
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,9 +143,6 @@ def _overheads(report: Report) -> Iterator[str]:
             f"{100 * statistics.median(parts):.1f} %" if parts else "-",
         ])  # fmt: skip
     yield from _columns(table)
-
-
-_HEAD = ["p50", "p90", "p99", "max", "p99 spread"]
 
 
 def _cells(rounds: Sequence[Quantiles], digits: int = 1) -> list[str]:

@@ -13,8 +13,6 @@ from xpuc.runtime.chunks import BUDGET_MS
 
 # Those of runtime.policies, which takes longer to import than help may take.
 POLICIES = ("fcfs", "priority", "lpm", "vllm")
-
-
 MODES = ("pipeline", "graphs")
 
 
