@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ from fake_machine import small_roofs
 
 from xpuc import tune_db
 from xpuc.artifact import read_manifest
+from xpuc.cli import tune, tune_gpu
 from xpuc.codegen.compile import Options
 from xpuc.runtime import nvidia
 from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning import timing
+from xpuc.tuning.export import Shortlist, Tried
 from xpuc.tuning.tasks import subject
 from xpuc.tuning.trials import TrialLog
 
@@ -202,6 +205,8 @@ LINEAR = sites.linear(1, [("Q8_0", 24, 64)]).facts() | {"schedule": "linear_x8",
         ("--target cuda", "no MODEL"),
         ("m.gguf --replay b.zip", "a MODEL (m.gguf)"),
         ("m.gguf --export b.zip --replay b.zip", "each is a command of its own"),
+        ("m.gguf --candidates 3", "--candidates: for a GPU only"),
+        ("m.gguf --results r.jsonl", "--results: for a GPU only"),
         ("m.gguf --target cuda --threads 2 --export b.zip", "--threads: not for a GPU"),
         ("m.gguf --target cuda --export b.zip", "m.gguf: not found"),
         ("--replay b.zip", "b.zip: not found"),
@@ -211,6 +216,30 @@ LINEAR = sites.linear(1, [("Q8_0", 24, 64)]).facts() | {"schedule": "linear_x8",
 def test_what_does_not_go_together(line: str, what: str) -> None:
     error, _ = refused(*shlex.split(line))
     assert what in error
+
+
+def test_before_and_after_are_compiled_for_the_cpu_that_was_tuned_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Options] = []
+    monkeypatch.setattr(
+        "xpuc.codegen.compile.compile_model", lambda path, out, options: made.append(options)
+    )
+    monkeypatch.setattr("xpuc.tuning.speed.measured", lambda *_: [])
+    of: Any = SimpleNamespace(path=tmp_path / "m.gguf", is_artifact=False)
+    kept: Any = SimpleNamespace(notes={}, results=[SimpleNamespace(record="kept")], threads=1)
+    chosen = {"tracker": None, "verify": True, "cpu": "x86-64-v3"}
+    tune._speeds(of, kept, tmp_path / "db", tmp_path, chosen)
+    assert made == [
+        Options(cpu="x86-64-v3", untuned=True), Options(cpu="x86-64-v3", db=tmp_path / "db")
+    ]  # fmt: skip
+
+
+def test_the_commonest_reason_is_told_whatever_its_numbers() -> None:
+    reasons = ("", "spills", "80 registers", "", "96 registers")
+    found: Any = Shortlist(None, [Tried({}, refused=reason) for reason in reasons])
+    assert tune_gpu._commonest(found) == "80 registers"
+    assert tune_gpu._commonest(Shortlist(None, [Tried({})])) == ""
 
 
 def test_several_architectures_are_tuned_one_by_one(tmp_path: Path) -> None:

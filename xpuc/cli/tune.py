@@ -117,10 +117,9 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     if tune_gpu.is_meant(model, options):
         tune_gpu.run(model, options, as_json, _progress)
         return
+    tune_gpu.refuse_its_own(options)
     if model is None:
         raise RequestError("xpuc tune: no MODEL or ARTIFACT", "give the path of one")
-    if options["tracker"] and options["verify"]:
-        options["verify"] = False  # the boards run the model, not this machine
     sources.require(model)
     _need_extra()
     from xpuc import tune_db
@@ -199,6 +198,7 @@ def _speeds(
 ) -> list[Any]:
     from xpuc.tuning import speed
 
+    # The boards of a tracker run the model, not this machine.
     if options["tracker"] or "stopped" in findings.notes:
         return []
     if subject.is_artifact:
@@ -208,8 +208,9 @@ def _speeds(
     from xpuc.codegen.compile import Options, compile_model
 
     before, after = scratch / "before.xpuc", scratch / "after.xpuc"
-    compile_model(subject.path, out=before, options=Options(untuned=True))
-    compile_model(subject.path, out=after, options=Options(db=folder))
+    cpu = options["cpu"]
+    compile_model(subject.path, out=before, options=Options(cpu=cpu, untuned=True))
+    compile_model(subject.path, out=after, options=Options(cpu=cpu, db=folder))
     return speed.measured(before, after, findings.threads)
 
 

@@ -25,6 +25,7 @@ _NEWEST = "sm_90a"  # what a bundle is for, where neither a GPU nor an option sa
 _MINUTES = 10.0
 _MODES = ("export", "replay", "imported")
 _OF_CPUS = ("tracker", "cpu", "threads", "report", "trials")
+_OF_GPUS = ("results", "candidates")
 Facts = dict[str, Any]
 Progress = Callable[[], AbstractContextManager[Any]]
 
@@ -56,6 +57,13 @@ def run(model: Path | None, options: Facts, as_json: bool, progress: Progress) -
             told = _all_here(model, options, watch)
     lines = told.pop("lines")
     click.echo(json.dumps(told, indent=1) if as_json else "\n".join(lines))
+
+
+def refuse_its_own(options: Facts) -> None:
+    """RequestError for an option that only a session on a GPU has."""
+    for name in _OF_GPUS:
+        if options[name]:
+            raise RequestError(f"--{name}: for a GPU only", "leave it out, or say --target cuda")
 
 
 def _refuse(model: Path | None, options: Facts, modes: list[str]) -> None:
@@ -147,18 +155,22 @@ def _list_facts(found: Shortlist) -> Facts:
 def _list_lines(lists: list[Shortlist], path: Path, size: int, arch: str) -> list[str]:
     rows = [["operation", "tried", "refused", "kept", "most were refused for"]]
     for found in lists:
-        reasons = Counter(t.refused.strip("0123456789. ") for t in found.refused)
-        common = next((t.refused for t in found.refused
-                       for reason, _ in reasons.most_common(1)
-                       if t.refused.strip("0123456789. ") == reason), "")  # fmt: skip
         rows.append([found.task.name, str(len(found.tried)), str(len(found.refused)),
-                     str(len(found.kept)), common])  # fmt: skip
+                     str(len(found.kept)), _commonest(found)])  # fmt: skip
     return [
         *quantities.columns(rows, right=range(1, 4)),
         "",
         f"bundle   {path}, {quantities.size(size)}, for {arch}",
         f"next     xpuc tune --replay {shlex.quote(str(path))}, on a machine with such a GPU",
     ]
+
+
+def _commonest(found: Shortlist) -> str:
+    """The reason for which most were refused, numbers aside; "" if none was."""
+    alike: dict[str, list[str]] = {}
+    for tried in found.refused:
+        alike.setdefault(tried.refused.strip("0123456789. "), []).append(tried.refused)
+    return max(alike.values(), key=len, default=[""])[0]
 
 
 # --- a bundle measured ---

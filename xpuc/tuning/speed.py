@@ -42,7 +42,7 @@ def bench(artifact: Path, threads: int, rounds: int = 1) -> dict[str, float]:
     )  # fmt: skip
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message"]
-        raise XpucError(f"{artifact}: cannot be measured ({said[0]})", "leave out --verify")
+        raise XpucError(f"{artifact}: cannot be measured ({said[0]})", "say --no-verify")
     return {row["test"]: float(row["tok_s"]) for row in json.loads(done.stdout)}
 
 
