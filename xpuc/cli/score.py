@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--top",
-    type=int,
+    type=click.IntRange(0, 1000),
     default=0,
     show_default=True,
     metavar="K",
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     help="Perplexity as llama-perplexity counts it: the second half of each window of N tokens.",
 )
 @click.option(
-    "--windows", type=click.IntRange(min=1), metavar="M", help="The first M windows only."
+    "--windows",
+    type=click.IntRange(min=1),
+    metavar="M",
+    help="With --window: the first M windows only.",
 )
 @shared_options.loading
 @shared_options.as_json
@@ -62,8 +65,10 @@ def command(
     """
     if (ids is None) == (file is None):
         raise RequestError("give the text one way, with --ids or with -f", "see xpuc score --help")
-    if not 0 <= top <= 1000:
-        raise RequestError(f"--top {top}: out of range", "choose 0 to 1000")
+    if rest["windows"] and not rest["window"]:
+        raise RequestError("--windows needs --window", "add --window N, or leave --windows out")
+    if rest["window"] and top:
+        raise RequestError("--top: not with --window", "leave one of the two out")
     given = read_ids(ids) if ids is not None else None
     text = sources.text(None, file) if file is not None else ""
     artifact = sources.artifact(model, rest["ctx"])
