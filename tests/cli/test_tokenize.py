@@ -68,3 +68,11 @@ def test_an_unknown_pre_tokenizer_is_refused(tmp_path):
     assert done.code == 2
     assert "smolm" in done.err.splitlines()[0]
     assert len(done.err.splitlines()) == 2
+
+
+def test_an_artifact_has_its_pre_tokenizer(artifact):
+    done = invoke("tokenize", artifact, "-p", "x", "--tokenizer-pre", "smollm")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == (
+        f"error: --tokenizer-pre: {artifact} is an artifact, which has one"
+    )

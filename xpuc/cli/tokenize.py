@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from xpuc.cli import quantities, sources
+from xpuc.errors import RequestError
 
 if TYPE_CHECKING:
     from xpuc.runtime.tokenizer import Tokenizer
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text; else it is read from stdin.")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the text from a file.")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help="Read the text from a file; - is stdin."
+)
 @click.option(
     "--bos/--no-bos",
     default=None,
@@ -36,19 +39,25 @@ def command(
     file: Path | None,
     bos: bool | None,
     special: bool,
-    **rest: str | bool | None,
+    tokenizer_pre: str | None,
+    as_json: bool,
 ) -> None:
     """Print the tokens of a text.
 
     They are those that xpuc run would read. A MODEL (GGUF) need not be compiled for it.
     """
     sources.require(model)
+    is_artifact = sources.is_artifact(model)
+    if is_artifact and tokenizer_pre is not None:
+        raise RequestError(
+            f"--tokenizer-pre: {model} is an artifact, which has one",
+            "leave it out, or give the MODEL",
+        )
     text = sources.text(prompt, file)
-    pre = rest["tokenizer_pre"]
-    tokenizer = _of_artifact(model) if sources.is_artifact(model) else _of_checkpoint(model, pre)
+    tokenizer = _of_artifact(model) if is_artifact else _of_checkpoint(model, tokenizer_pre)
     ids = tokenizer.encode(text, parse_special=special, add_bos=bos)
     pieces = tokenizer.pieces(ids)
-    if rest["as_json"]:
+    if as_json:
         click.echo(json.dumps({"ids": ids, "pieces": pieces}, ensure_ascii=False))
     elif ids:
         rows = [
@@ -64,7 +73,7 @@ def _of_artifact(path: Path) -> Tokenizer:
     return load_tokenizer(path)
 
 
-def _of_checkpoint(path: Path, pre: str | bool | None) -> Tokenizer:
+def _of_checkpoint(path: Path, pre: str | None) -> Tokenizer:
     import tokenizers
 
     from xpuc.frontend.gguf import open_gguf
@@ -72,5 +81,5 @@ def _of_checkpoint(path: Path, pre: str | bool | None) -> Tokenizer:
     from xpuc.runtime.tokenizer import Tokenizer
 
     metadata = open_gguf(path, strict=False).metadata
-    spec = convert_tokenizer(metadata, path=str(path), pre=str(pre) if pre else None)
+    spec = convert_tokenizer(metadata, path=str(path), pre=pre)
     return Tokenizer(tokenizers.Tokenizer.from_str(spec.json), spec.facts)
