@@ -15,7 +15,7 @@ from xpuc.errors import RequestError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.artifact import Manifest
-    from xpuc.bench.explain import Explained
+    from xpuc.bench.explain import Explained, Step
     from xpuc.bench.predict import PredictedStep
 
 _ENTRY = "decode_greedy"
@@ -139,7 +139,7 @@ def _predicted(
 
 def _measured(
     artifact: Path, manifest: Manifest, options: Mapping[str, Any]
-) -> tuple[Any | None, str | None]:
+) -> tuple[Step | None, str | None]:
     """The profile of the entry point's step, or why there is none."""
     if not options["measure"] or options["gpu"]:
         return None, None
@@ -154,7 +154,7 @@ def _measured(
 
 
 def _lines(
-    found: list[Explained], manifest: Manifest, measured: Any | None, why_not: str | None
+    found: list[Explained], manifest: Manifest, measured: Step | None, why_not: str | None
 ) -> Iterator[str]:
     for each in found:
         yield each.name

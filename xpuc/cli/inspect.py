@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,8 +30,7 @@ def command(file: Path, verify: bool, as_json: bool) -> None:
     else:
         facts = inspect_gguf.facts(file)
         lines = inspect_gguf.lines
-    click.echo(_json(facts) if as_json else "\n".join(lines(facts)))
-
-
-def _json(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, indent=1, ensure_ascii=False)
+    if as_json:
+        click.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(lines(facts)))

@@ -18,9 +18,7 @@ DEFAULT_CONTEXT = 8192  # tokens; what compile takes at most where --ctx is not 
 
 def is_artifact(path: Path) -> bool:
     """Whether the path is meant as an artifact: a directory, or one's name."""
-    from xpuc.artifact import MANIFEST
-
-    return path.is_dir() or path.suffix == ".xpuc" or (path / MANIFEST).exists()
+    return path.is_dir() or path.suffix == ".xpuc"
 
 
 def require(path: Path, what: str = "MODEL or ARTIFACT") -> Path:
