@@ -109,12 +109,12 @@ _OF_THE_MODEL = (
     "peer_model",
     type=click.Path(path_type=Path),
     metavar="FILE.gguf",
-    help="The checkpoint for the peer: the one the artifact was compiled from.",
+    help="With --vs: the checkpoint for the peer, which the artifact was compiled from.",
 )
 @click.option(
     "--peer-python",
     metavar="PATH",
-    help="Python interpreter that has the peer's package. Default: this one.",
+    help="With --vs: Python interpreter that has the peer's package. Default: this one.",
 )
 @click.option(
     "--profile", is_flag=True, help="Also say what each kernel of a step takes, and its limit."
@@ -158,6 +158,7 @@ def command(
     if engine:
         _measure_engine(model, as_json, rest)
         return
+    _check_peer(vs, peer_model, rest["peer_python"])
     if peer_model is None and vs and not sources.is_artifact(model):
         peer_model = model
     if vs and peer_model is None:
@@ -195,6 +196,13 @@ def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
     threads, rounds = rest["threads"] or default_threads(), rest["rounds"] or bench_engine.ROUNDS
     sizes = {name: rest[name] for name in bench_engine.NAMES if rest[name] != ()}
     bench_engine.run(sources.artifact(model), threads, rounds, sizes, as_json)
+
+
+def _check_peer(vs: str | None, model: Path | None, python: str | None) -> None:
+    """Refuse options of a peer where none is asked for."""
+    for flag, value in (("--model", model), ("--peer-python", python)):
+        if value is not None and vs is None:
+            raise RequestError(f"{flag} needs --vs", f"add --vs llama.cpp, or leave {flag} out")
 
 
 def _peer(model: Any, threads: int, wanted: Any, python: str | None) -> Any:

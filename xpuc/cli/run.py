@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "-n",
     "--n-predict",
     "max_tokens",
-    type=int,
+    type=click.IntRange(min=-1),
     default=-1,
     show_default=True,
     metavar="N",
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option(
     "--completions",
     "n",
-    type=int,
+    type=click.IntRange(min=1),
     default=1,
     show_default=True,
     metavar="N",
