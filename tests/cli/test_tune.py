@@ -25,12 +25,13 @@ from xpuc import tune_db
 from xpuc.artifact import read_manifest
 from xpuc.cli import tune, tune_gpu
 from xpuc.codegen.compile import Options
+from xpuc.codegen.target import resolve
 from xpuc.runtime import nvidia
 from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning import timing
 from xpuc.tuning.export import Shortlist, Tried
-from xpuc.tuning.tasks import subject
+from xpuc.tuning.tasks import Subject, subject
 from xpuc.tuning.trials import TrialLog
 
 KERNELS = "linear Q8_0:64x* rows=1"  # the output of attention, and of the feed-forward
@@ -233,6 +234,17 @@ def test_before_and_after_are_compiled_for_the_cpu_that_was_tuned_for(
     assert made == [
         Options(cpu="x86-64-v3", untuned=True), Options(cpu="x86-64-v3", db=tmp_path / "db")
     ]  # fmt: skip
+
+
+def test_what_comes_next_names_another_cpu_than_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.xpuc"
+    path.mkdir()
+    there = Subject(path, resolve("llvm", "x86-64-v2"), (), {})
+    assert tune._next(there, tmp_path) == (
+        f"xpuc compile MODEL -o {path} --db {tmp_path} --cpu x86-64-v2"
+    )
+    here = Subject(tmp_path / "a b.gguf", resolve("llvm"), (), {})
+    assert tune._next(here, None) == f"xpuc compile '{here.path}'"
 
 
 def test_the_commonest_reason_is_told_whatever_its_numbers() -> None:

@@ -132,7 +132,7 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
             findings.speeds = _speeds(subject, findings, folder, Path(scratch), options)
         except XpucError as error:  # the records are there all the same
             findings.notes = dict(findings.notes) | {"speeds": error.message}
-    findings.notes = dict(findings.notes) | {"next": _next(model, options["db"])}
+    findings.notes = dict(findings.notes) | {"next": _next(subject, options["db"])}
     from xpuc.tuning import report
 
     page = options["report"] or folder / "tune-report.html"
@@ -214,10 +214,15 @@ def _speeds(
     return speed.measured(before, after, findings.threads)
 
 
-def _next(model: Path, db: Path | None) -> str:
-    checkpoint = "MODEL" if sources.is_artifact(model) else shlex.quote(str(model))
-    out = f" -o {shlex.quote(str(model))}" if sources.is_artifact(model) else ""
-    return f"xpuc compile {checkpoint}{out}" + (f" --db {shlex.quote(str(db))}" if db else "")
+def _next(subject: Subject, db: Path | None) -> str:
+    """The command that uses the records."""
+    from xpuc.codegen.target import resolve
+
+    path, cpu = str(subject.path), subject.target.facts.cpu
+    words = ["xpuc", "compile", *(["MODEL", "-o", path] if subject.is_artifact else [path])]
+    words += ["--db", str(db)] if db else []
+    words += ["--cpu", cpu] if cpu != resolve("llvm").facts.cpu else []
+    return shlex.join(words)
 
 
 class _Watch:
