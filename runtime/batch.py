@@ -45,6 +45,8 @@ from xpuc.runtime.scheduler import Span
 from xpuc.runtime.sequence import Sequence
 
 Kind = Literal["decode", "cols", "prefill"]
+# An int32 id (m,), or an array of logits (n_vocab,) for each of m rows.
+Result = npt.NDArray[np.int32] | Many[npt.NDArray[np.float32]]
 _Tile = tuple[int, int, int, int]  # row_start, n_rows, row of the block table, last position
 
 
@@ -90,7 +92,7 @@ class Ticket:
     slot    the runner's own
     """
 
-    rows: npt.NDArray[Any] | None = None
+    rows: Result | None = None
     n_rows: int = 0
     slot: Any = None
 
@@ -122,17 +124,17 @@ class StepModel(Sizes, Protocol):
         """
         ...
 
-    def collect(self, ticket: Ticket) -> npt.NDArray[np.int32 | np.float32]:
-        """What `run` gives, of a step that was queued; a view that holds until the second step
-        from then is queued."""
+    def collect(self, ticket: Ticket) -> Result:
+        """What `run` gives, of a step that was queued; it holds until the second step from then is
+        queued."""
         ...
 
-    def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[np.int32 | np.float32]:
-        """One step, K/V written in place; a view that holds until the next run.
+    def run(self, batch: Batch, *, tail: Tail) -> Result:
+        """One step, K/V written in place; what it gives holds until the next run.
 
         greedy: int32 (m,), the likeliest token of each of `out_rows` (the lowest id on a tie; -1
         where a logit is not a number); sampled: int32 (m,), tokens chosen as `Batch.sample` was
-        told, -1 as artifact.Sampling says; logits: float32 (m, n_vocab).
+        told, -1 as artifact.Sampling says; logits: float32 (n_vocab,) of each of them.
         """
         ...
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from xpuc.artifact import Tail
-from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.batch import Batch, Result, Ticket
 from xpuc.runtime.kv_pool import pages
 
 Work = Callable[[], object]
@@ -71,7 +71,7 @@ class Runner(Protocol):
         """See StepModel."""
         ...
 
-    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+    def collect(self, ticket: Ticket) -> Result:
         """See StepModel."""
         ...
 
@@ -129,9 +129,9 @@ class HostRunner:
         n_out, result = len(batch.out_rows), self._results[tail]
         written, operands = result.tensors[rows or n_out], self._calls.operands_of(batch)
         self._calls.entries[rows, tail](*self._index(batch), written, operands)
-        return Ticket(result.arrays[n_out])
+        return Ticket(result.rows(n_out))
 
-    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+    def collect(self, ticket: Ticket) -> Result:
         """See Runner."""
         assert ticket.rows is not None
         return ticket.rows
@@ -161,8 +161,16 @@ class HostRunner:
 
 
 class _Result:
-    """Where calls write: the leading rows of an array as arrays and as tensors, by their number."""
+    """Where calls write.
+
+    tensors  the leading rows of it, by their number
+    """
 
     def __init__(self, whole: npt.NDArray[Any]) -> None:
-        self.arrays = [whole[:n] for n in range(len(whole) + 1)]
-        self.tensors = [tvm_ffi.from_dlpack(each) for each in self.arrays]
+        self._arrays = [whole[:n] for n in range(len(whole) + 1)]
+        self._rows = list(whole) if whole.ndim > 1 else None
+        self.tensors = [tvm_ffi.from_dlpack(each) for each in self._arrays]
+
+    def rows(self, n: int) -> Result:
+        """The first `n` rows."""
+        return self._arrays[n] if self._rows is None else self._rows[:n]

@@ -1,65 +1,125 @@
-"""The tokens still in play while a chain of samplers narrows them down."""
+"""The tokens still in play while a chain of samplers narrows them down.
+
+Where few are looked for (FEW) no array is made for a token. Where there are more numpy makes some:
+views of parts, the places of logits above a bound and their order, copies to partition.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
+from operator import neg
 
 import numpy as np
 import numpy.typing as npt
 
+from xpuc.runtime.scratch import FEW, Scratch
+
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Indexes = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
-_GROUP = 512
-
-
-def top_ids(logits: Floats, k: int) -> Indexes:
-    """The `k` largest of (n,), falling; equal ones by rising index. All of them if k >= n.
-
-    The k-th largest group maximum bounds the k-th largest logit from below, so two passes over the
-    vocabulary leave a few hundred to sort, whatever order it is in.
-    """
-    n_groups = len(logits) // _GROUP
-    if k >= len(logits):
-        return np.argsort(-logits, kind="stable")
-    if k < n_groups:
-        maxima = logits[: n_groups * _GROUP].reshape(n_groups, _GROUP).max(axis=1)
-        bound = np.partition(maxima, n_groups - k)[n_groups - k]
-    else:
-        bound = np.partition(logits, len(logits) - k)[len(logits) - k]
-    kept = np.flatnonzero(logits >= bound)
-    return kept[np.argsort(-logits[kept], kind="stable")[:k]]
+_GROUP, _N_GROUPS = 512, 128  # most logits of a group; least groups
 
 
 class Candidates:
     """Ids (n,) and float32 logits (n,), at first the whole vocabulary as the model gave it.
 
-    `is_sorted`: by falling logit. The model's own array is copied before it is written to.
+    The model's own array is copied before it is written to. What its methods give is memory of
+    its own, and holds until the next call of the same.
+
+    is_sorted  by falling logit
     """
 
-    def __init__(self, logits: Floats) -> None:
+    def __init__(self) -> None:
+        self._make(0)
+
+    def _make(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._held, self._spare, self._seen, self._other, self._weights = (
+            Scratch(n_vocab, "float32") for _ in range(5)
+        )
+        self._ids, self._spare_ids, self._places = (Scratch(n_vocab, "intp") for _ in range(3))
+        self._sums, self._values = (Scratch(n_vocab, "float64") for _ in range(2))
+        self._operand, self._cost = Scratch(1, "float32"), Scratch(1, "float64")
+        self._total = np.empty((), np.float64)
+        self._is_in = bytearray(n_vocab)
+        self._mask = np.frombuffer(self._is_in, np.bool_)
+        group = max(1, min(_GROUP, n_vocab // _N_GROUPS))
+        self._groups = np.arange(0, n_vocab, group)
+        self._maxima = Scratch(len(self._groups), "float32")
+
+    def begin(self, logits: Floats) -> None:
+        """All tokens, with the logits (n_vocab,) that the model gives them."""
+        if len(logits) != self._n_vocab:
+            self._make(len(logits))
         self.logits = logits
-        self._ids: Indexes | None = None  # None: the id is the index
-        self._is_copy = False
-        self.is_sorted = False
+        self._is_whole, self._is_own, self._is_grouped, self.is_sorted = True, False, False, False
 
     def __len__(self) -> int:
         return len(self.logits)
 
     @property
     def ids(self) -> Indexes:
-        return np.arange(len(self.logits)) if self._ids is None else self._ids
+        return np.arange(len(self)) if self._is_whole else self._ids[len(self)]
 
-    def id_at(self, index: int) -> int:
-        return index if self._ids is None else int(self._ids[index])
+    def id_at(self, place: int) -> int:
+        return place if self._is_whole else int(self.ids[place])
 
-    def keep(self, indexes: Indexes, *, is_sorted: bool) -> None:
-        """Drop all others; `indexes` gives the new order too."""
-        self._ids = indexes if self._ids is None else self._ids[indexes]
-        self.logits = self.logits[indexes]
-        self._is_copy = True
-        self.is_sorted = is_sorted
+    @property
+    def largest(self) -> float:
+        """The largest logit; NaN if one is, -inf if there is none."""
+        if self.is_sorted:
+            return self.logits.item(0)
+        if self._is_whole:
+            return self._grouped()[-1]
+        return float(self.logits.max(initial=-np.inf))
+
+    def operand(self, number: float) -> Floats:
+        """A float32 number (1,) for numpy, which makes an array of one of Python's."""
+        return self._operand.holding((number,))
+
+    def keep(self, places: Iterable[int] | Indexes, *, is_sorted: bool) -> None:
+        """Drop all others; `places` gives the new order too."""
+        wanted = places if isinstance(places, np.ndarray) else self._places.holding(places)
+        n = len(wanted)
+        ids, logits = self._spare_ids[n], self._spare[n]
+        # To clip takes no copy, and clips nothing: these places are there.
+        if self._is_whole:
+            np.copyto(ids, wanted)
+        else:
+            self.ids.take(wanted, out=ids, mode="clip")
+        self.logits.take(wanted, out=logits, mode="clip")
+        self._held, self._spare = self._spare, self._held
+        self._ids, self._spare_ids = self._spare_ids, self._ids
+        self.logits = logits
+        self._is_whole, self._is_own, self.is_sorted = False, True, is_sorted
+
+    def keep_top(self, k: int) -> None:
+        """Keep the `k` likeliest, falling; of equal ones those that come first."""
+        if self.is_sorted:
+            self.logits = self._held[min(k, len(self))]
+        else:
+            self.keep(self._top(k), is_sorted=True)
+
+    def keep_from(self, bound: float, least: int = 0) -> None:
+        """Keep the logits that are no less than a bound, and of all others as many of the likeliest
+        as make `least`."""
+        if self.is_sorted:
+            n = bisect_right(self.logits.data, -bound, key=neg)
+            self.keep_top(max(n, least))
+            return
+        places = self._from(bound)
+        if len(places) < least:
+            self.keep_top(least)
+        else:
+            self.keep(places, is_sorted=False)
+
+    def sort(self) -> None:
+        self.keep_top(len(self))
 
     def restrict(self, allowed: Mask) -> None:
         """Leave ids that `allowed` (n,) has True for; one that it is too short for is not.
@@ -73,39 +133,102 @@ class Candidates:
         logits[len(allowed) :] = -np.inf
         np.copyto(logits[: len(allowed)], -np.inf, where=~allowed)
 
-    def top(self, k: int) -> Indexes:
-        """Indexes of the `k` likeliest, falling."""
-        return np.arange(min(k, len(self))) if self.is_sorted else top_ids(self.logits, k)
-
-    def sort(self) -> None:
-        if not self.is_sorted:
-            self.keep(self.top(len(self)), is_sorted=True)
-
     def writable(self) -> Floats:
         """The logits to change in place; the order may no longer hold afterwards."""
-        if not self._is_copy:
-            self.logits = self.logits.copy()
-            self._is_copy = True
-        self.is_sorted = False
+        if not self._is_own:
+            logits = self._spare[len(self)]
+            np.copyto(logits, self.logits)
+            self._held, self._spare = self._spare, self._held
+            self.logits, self._is_own = logits, True
+        self.is_sorted = self._is_grouped = False
         return self.logits
 
-    def find(self, tokens: Sequence[int]) -> tuple[Indexes, Indexes]:
-        """Where the given tokens stand: (indexes, and which of `tokens` each of them is)."""
-        wanted = np.asarray(tokens, dtype=np.intp)
-        if self._ids is None:
-            return wanted, np.arange(len(wanted))
-        place = np.full(max(int(self._ids.max(initial=-1)), *tokens, 0) + 1, -1)
-        place[self._ids] = np.arange(len(self._ids))
-        nth = np.flatnonzero(place[wanted] >= 0)
-        return place[wanted[nth]], nth
+    def find(self, values: Mapping[int, float]) -> tuple[Indexes, Doubles]:
+        """Where the tokens of `values` that are left stand, and their values."""
+        if self._is_whole:
+            return self._places.holding(values), self._values.holding(values.values())
+        found = [(place, id_) for place, id_ in enumerate(self.ids.tolist()) if id_ in values]
+        places = self._places.holding(place for place, _ in found)
+        return places, self._values.holding(values[id_] for _, id_ in found)
+
+    def scale(self, places: Indexes, divisor: float) -> None:
+        """Divide the positive logits at these places, multiply the others."""
+        n, logits, operand = len(places), self.writable(), self.operand(divisor)
+        seen, divided = self._seen[n], self._other[n]
+        logits.take(places, out=seen, mode="clip")
+        np.divide(seen, operand, out=divided)
+        np.multiply(seen, operand, out=seen)
+        (np.minimum if divisor >= 1 else np.maximum)(seen, divided, out=seen)
+        logits.put(places, seen)
+
+    def lower(self, places: Indexes, costs: Doubles, cost: float) -> None:
+        """Subtract from the logits at these places their `costs`, then `cost`, in float64."""
+        n, logits = len(places), self.writable()
+        seen, sums = self._seen[n], self._sums[n]
+        logits.take(places, out=seen, mode="clip")
+        np.copyto(sums, seen)
+        np.subtract(sums, costs, out=sums)
+        np.subtract(sums, self._cost.holding((cost,)), out=sums)
+        np.copyto(seen, sums, casting="same_kind")
+        logits.put(places, seen)
 
     def weights(self) -> Floats:
         """exp(logit - largest logit) (n,); sums of them are to be taken in float64."""
-        largest = self.logits[0] if self.is_sorted else self.logits.max()
-        weights: Floats = np.exp(self.logits - largest)
-        return weights
+        weights: Floats = self._weights[len(self)]
+        np.subtract(self.logits, self.operand(self.largest), out=weights)
+        return np.exp(weights, out=weights)
 
-    def probabilities(self) -> npt.NDArray[np.float64]:
+    def log_sum(self) -> float:
+        """log of the sum of exp(logit), float64."""
+        np.add.reduce(self.weights(), dtype=np.float64, out=self._total)
+        return self.largest + math.log(self._total.item())
+
+    def reached(self, weights: Floats) -> Many[float]:
+        """Running sums of weights, float64."""
+        sums = self._sums[len(weights)]
+        np.copyto(sums, weights)
+        np.add.accumulate(sums, out=sums)
+        return sums.data
+
+    def probabilities(self) -> Doubles:
         p = self.weights().astype(np.float64)
         p /= p.sum()
         return p
+
+    def _grouped(self) -> Many[float]:
+        """The largest logits of some groups, rising: the k-th of them from the end is no more than
+        the k-th largest logit of all. NaN, if one is, is the last."""
+        if not self._is_grouped:
+            np.maximum.reduceat(self.logits, self._groups, out=self._maxima.all)
+            self._maxima.all.sort()
+            self._is_grouped = True
+        return self._maxima.all.data
+
+    def _top(self, k: int) -> Iterable[int] | Indexes:
+        """The places of the `k` largest, falling; equal ones by rising place."""
+        n, logits = len(self), self.logits
+        if n <= FEW:
+            places: Iterable[int] | Indexes = range(n)
+        elif k >= n:
+            return np.argsort(-logits, kind="stable")
+        elif self._is_whole and k <= len(self._groups):
+            places = self._from(self._grouped()[-k])
+        else:
+            places = self._from(np.partition(logits, n - k).item(n - k))
+        if isinstance(places, np.ndarray):
+            return places[np.argsort(-logits[places], kind="stable")[:k]]
+        return sorted(places, key=logits.data.__getitem__, reverse=True)[:k]
+
+    def _from(self, bound: float) -> list[int] | Indexes:
+        """The places of the logits that are no less than a bound, rising; a list if it is short."""
+        n = len(self)
+        is_in = self._mask if n == self._n_vocab else self._mask[:n]
+        np.greater_equal(self.logits, self.operand(bound), out=is_in)
+        places: list[int] = []
+        place = self._is_in.find(True, 0, n)
+        while place >= 0:
+            if len(places) == FEW:
+                return np.flatnonzero(is_in)
+            places.append(place)
+            place = self._is_in.find(True, place + 1, n)
+        return places

@@ -206,7 +206,6 @@ class Generation:
                 raise self._unfit("none is the largest")
             self.chain.drawn()
             return int(row), None
-        n_top = self.params.logprobs
         allowed = None if self._grammar is None else self._grammar.allowed
         try:
             id_ = self.chain.sample(row, self.sequence.tokens, self.banned, allowed)
@@ -214,7 +213,13 @@ class Generation:
             raise self._unfit(error.message) from None
         except DeadEndError:
             raise self._dead_end() from None
-        return id_, None if n_top is None else token_logprob(row, id_, n_top)
+        return id_, self._logprob(row, id_)
+
+    def _logprob(self, logits: Any, id_: int) -> TokenLogprob | None:
+        n_top = self.params.logprobs
+        if n_top is None:
+            return None
+        return token_logprob(self.chain.candidates, logits, id_, n_top)
 
     def accept(self, id_: int, logprob: TokenLogprob | None) -> Chunk:
         """Take the next token in; the sequence has room for it."""

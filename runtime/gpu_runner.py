@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
 from xpuc.artifact import Tail
 from xpuc.runtime.arrays import Leading
-from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.batch import Batch, Result, Ticket
 from xpuc.runtime.calls import Calls, Work
 from xpuc.runtime.cuda_stream import Event, Graph, Stream, pinned, seconds
 from xpuc.runtime.dlpack import Int32At
@@ -39,6 +38,7 @@ class GpuRunner:
         self._ids = gpu.empty((n,), "int32")  # of calls that are no decode calls
         self._logits = gpu.empty((n, n_vocab), "float32")
         self._fetched = pinned(n * n_vocab * 4).view(np.float32).reshape(n, n_vocab)
+        self._rows = list(self._fetched)
         self._mirrors: weakref.WeakKeyDictionary[Batch, _Mirror] = weakref.WeakKeyDictionary()
 
     @property
@@ -69,13 +69,13 @@ class GpuRunner:
             )
             slot.event.record(self._stream)
             slot.event.wait()
-            slot.ticket, ticket.rows = None, self._fetched[:n_out]
+            slot.ticket, ticket.rows = None, self._rows[:n_out]
         else:
             self._stream.to_host(slot.ids_at, address, n_out * 4)
             slot.event.record(self._stream)
         return ticket
 
-    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+    def collect(self, ticket: Ticket) -> Result:
         """See Runner."""
         if ticket.rows is None:
             slot: _Slot = ticket.slot

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 
 from xpuc.errors import RequestError
+from xpuc.runtime.candidates import Candidates
 from xpuc.runtime.dry import Breakers, find_breakers, has_dry
 from xpuc.runtime.generation import Codec, Generation
 from xpuc.runtime.grammar import Grammars
@@ -32,6 +33,7 @@ class Intake:
         self._n_ids = 0
         self._breakers: dict[tuple[str, ...], Breakers] = {}
         self._grammars = Grammars(codec)
+        self._candidates = Candidates()
 
     def prepare(
         self,
@@ -55,7 +57,12 @@ class Intake:
         completions = [
             Generation(
                 request,
-                Chain(params, seed=seed + index, breakers=self._breakers_of(params)),
+                Chain(
+                    params,
+                    seed=seed + index,
+                    breakers=self._breakers_of(params),
+                    candidates=self._candidates,
+                ),
                 seed + index,
                 index=index,
                 codec=self._codec,

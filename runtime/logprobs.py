@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from xpuc.runtime.candidates import Floats, top_ids
+from xpuc.runtime.candidates import Candidates, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +19,16 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def token_logprob(logits: Floats, id_: int, n_top: int) -> TokenLogprob:
-    """Of one token under logits (n_vocab,) float32; the sum is taken in float64."""
-    largest = float(logits.max())
-    log_sum = largest + math.log(float(np.exp(logits - np.float32(largest)).sum(dtype=np.float64)))
-    likeliest = top_ids(logits, n_top).tolist() if n_top else []
-    top = tuple((each, float(logits[each]) - log_sum) for each in likeliest)
-    return TokenLogprob(id_, float(logits[id_]) - log_sum, top)
+def token_logprob(candidates: Candidates, logits: Floats, id_: int, n_top: int) -> TokenLogprob:
+    """Of one token under logits (n_vocab,) float32; the sum is taken in float64.
+
+    `candidates` is the memory for it, whatever it held.
+    """
+    candidates.begin(logits)
+    log_sum = candidates.log_sum()
+    top: tuple[tuple[int, float], ...] = ()
+    if n_top:
+        candidates.keep_top(n_top)
+        likeliest = zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True)
+        top = tuple((each, logit - log_sum) for each, logit in likeliest)
+    return TokenLogprob(id_, logits.item(id_) - log_sum, top)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import tvm_ffi
 
 from xpuc.artifact import (
@@ -26,7 +25,7 @@ from xpuc.artifact import (
 )
 from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import checks, memory
-from xpuc.runtime.batch import Batch, Ticket
+from xpuc.runtime.batch import Batch, Result, Ticket
 from xpuc.runtime.calls import Calls, HostRunner, Runner
 from xpuc.runtime.gpu_runner import GpuRunner
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
@@ -105,11 +104,11 @@ class Model:
         """See StepModel."""
         return self._runner.submit(batch, tail=tail, follows=follows)
 
-    def collect(self, ticket: Ticket) -> npt.NDArray[Any]:
+    def collect(self, ticket: Ticket) -> Result:
         """See StepModel."""
         return self._runner.collect(ticket)
 
-    def run(self, batch: Batch, *, tail: Tail) -> npt.NDArray[Any]:
+    def run(self, batch: Batch, *, tail: Tail) -> Result:
         """See StepModel."""
         return self._runner.collect(self._runner.submit(batch, tail=tail))
 

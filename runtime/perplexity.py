@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from xpuc.errors import RequestError
-from xpuc.runtime.candidates import Floats
+from xpuc.runtime.candidates import Candidates, Floats
 from xpuc.runtime.logprobs import token_logprob
 
 Read = Callable[[Many[int]], Iterator[tuple[int, Floats]]]  # Engine.teacher_forced
@@ -65,8 +65,9 @@ def perplexity(
 
 
 def _second_half(read: Read, ids: Many[int]) -> Iterator[float]:
+    candidates = Candidates()
     for position, logits in read(ids):
         if len(ids) // 2 <= position < len(ids) - 1:
-            chosen = token_logprob(logits, ids[position + 1], 0).logprob
+            chosen = token_logprob(candidates, logits, ids[position + 1], 0).logprob
             assert chosen is not None
             yield -chosen

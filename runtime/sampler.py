@@ -8,6 +8,7 @@ skipped and printed as `?name`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from xpuc.runtime.candidates import Candidates, Floats, Mask
 from xpuc.runtime.device_sampler import COLDEST, GREEDY, Randoms, sampling_of
 from xpuc.runtime.dry import Breakers, dry_penalties, has_dry
 from xpuc.runtime.sampling_params import SamplingParams
+from xpuc.runtime.scratch import float32
 
 DAMAGED = "compare the artifact's files (xpuc inspect --verify), or compile with --activations f32"
 
@@ -58,9 +60,8 @@ class Sampler:
 
 
 def logit_bias(candidates: Candidates, draw: Draw) -> None:
-    bias = draw.params.logit_bias
-    places, nth = candidates.find(list(bias))
-    candidates.writable()[places] += np.array(list(bias.values()), np.float32)[nth]
+    places, biases = candidates.find(draw.params.logit_bias)
+    candidates.writable()[places] += biases.astype(np.float32)
 
 
 def penalties(candidates: Candidates, draw: Draw) -> None:
@@ -68,19 +69,19 @@ def penalties(candidates: Candidates, draw: Draw) -> None:
     params = draw.params
     last_n = params.penalty_last_n if params.penalty_last_n >= 0 else len(draw.tokens)
     counts = Counter(draw.tokens[max(len(draw.tokens) - last_n, 0) :])
-    places, nth = candidates.find(list(counts))
-    logits = candidates.writable()
-    seen = logits[places]
-    seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
-    times = np.array(list(counts.values()))[nth]
-    logits[places] = seen - times * params.frequency_penalty - params.presence_penalty
+    costs = {token: n * params.frequency_penalty for token, n in counts.items()}
+    places, of_places = candidates.find(costs)
+    if params.repeat_penalty != 1:
+        candidates.scale(places, params.repeat_penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        candidates.lower(places, of_places, params.presence_penalty)
 
 
 def dry(candidates: Candidates, draw: Draw) -> None:
     costs = dry_penalties(draw.tokens, draw.params, draw.breakers)
     if costs:
-        places, nth = candidates.find(list(costs))
-        candidates.writable()[places] -= np.array(list(costs.values()), np.float32)[nth]
+        places, amounts = candidates.find(costs)
+        candidates.writable()[places] -= amounts.astype(np.float32)
 
 
 def top_n_sigma(candidates: Candidates, draw: Draw) -> None:
@@ -90,11 +91,11 @@ def top_n_sigma(candidates: Candidates, draw: Draw) -> None:
     mean = possible.mean(dtype=np.float64)
     deviation = math.sqrt(np.square(possible - np.float32(mean)).mean(dtype=np.float64))
     bound = possible.max() - np.float32(draw.params.top_n_sigma * deviation)
-    candidates.keep(np.flatnonzero(logits >= bound), is_sorted=candidates.is_sorted)
+    candidates.keep_from(float(bound))
 
 
 def top_k(candidates: Candidates, draw: Draw) -> None:
-    candidates.keep(candidates.top(draw.params.top_k), is_sorted=True)
+    candidates.keep_top(draw.params.top_k)
 
 
 def typ_p(candidates: Candidates, draw: Draw) -> None:
@@ -114,20 +115,18 @@ def typ_p(candidates: Candidates, draw: Draw) -> None:
 def top_p(candidates: Candidates, draw: Draw) -> None:
     """Keep the shortest run of likeliest tokens whose probabilities reach p."""
     weights = candidates.weights()
-    falling = weights if candidates.is_sorted else np.sort(weights)[::-1]
-    reached = np.add.accumulate(falling.astype(np.float64))
-    n = int(np.searchsorted(reached, draw.params.top_p * reached[-1])) + 1
-    candidates.keep(candidates.top(max(n, draw.params.min_keep)), is_sorted=True)
+    if not candidates.is_sorted:
+        weights.sort()
+        weights = weights[::-1]
+    reached = candidates.reached(weights)
+    n = bisect_left(reached, draw.params.top_p * reached[-1]) + 1
+    candidates.keep_top(max(n, draw.params.min_keep))
 
 
 def min_p(candidates: Candidates, draw: Draw) -> None:
     """Keep the tokens at least p times as likely as the likeliest."""
-    logits = candidates.logits
-    kept = np.flatnonzero(logits >= logits.max() + np.float32(math.log(draw.params.min_p)))
-    if len(kept) < draw.params.min_keep:
-        candidates.keep(candidates.top(draw.params.min_keep), is_sorted=True)
-    else:
-        candidates.keep(kept, is_sorted=candidates.is_sorted)
+    bound = float32(candidates.largest + float32(math.log(draw.params.min_p)))
+    candidates.keep_from(bound, least=draw.params.min_keep)
 
 
 def xtc(candidates: Candidates, draw: Draw) -> None:
@@ -143,12 +142,12 @@ def xtc(candidates: Candidates, draw: Draw) -> None:
 
 def temperature(candidates: Candidates, draw: Draw) -> None:
     if draw.params.is_greedy:
-        candidates.keep(candidates.top(1), is_sorted=True)
+        candidates.keep_top(1)
         return
-    divisor = _temperature_of(candidates, draw.params)
+    divisor = candidates.operand(max(_temperature_of(candidates, draw.params), COLDEST))
     is_sorted = candidates.is_sorted
     logits = candidates.writable()
-    logits /= np.float32(max(divisor, COLDEST))
+    np.divide(logits, divisor, out=logits)
     candidates.is_sorted = is_sorted
 
 
@@ -171,10 +170,9 @@ def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
 
 def dist(candidates: Candidates, draw: Draw) -> int:
     """Draw one of them, at its probability: always one random number, whatever is left."""
-    reached = np.add.accumulate(candidates.weights().astype(np.float64))
-    target = draw.random.random() * reached[-1]
-    index = int(np.searchsorted(reached, target, side="right"))
-    return candidates.id_at(min(index, len(candidates) - 1))
+    reached = candidates.reached(candidates.weights())
+    place = bisect_right(reached, draw.random.random() * reached[-1])
+    return candidates.id_at(min(place, len(candidates) - 1))
 
 
 def _has_penalties(params: SamplingParams) -> bool:
@@ -208,12 +206,18 @@ SAMPLERS: tuple[Sampler, ...] = (
 class Chain:
     """The samplers of one request and its random numbers: the same alone or in a batch.
 
-    tail      what a step has to give at least for a token of it to be chosen
-    sampling  what a device is told that chooses one; None where it cannot
+    tail        what a step has to give at least for a token of it to be chosen
+    sampling    what a device is told that chooses one; None where it cannot
+    candidates  what it chooses in; chains that choose one after another may share it
     """
 
     def __init__(
-        self, params: SamplingParams, *, seed: int = 0, breakers: Breakers | None = None
+        self,
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        breakers: Breakers | None = None,
+        candidates: Candidates | None = None,
     ) -> None:
         by_name = {sampler.name: sampler for sampler in SAMPLERS}
         self.params = params
@@ -221,6 +225,7 @@ class Chain:
         self._active = tuple(member for member in self._members if member.is_active(params))
         self._random = Randoms(seed)
         self._breakers = breakers or {}
+        self.candidates = Candidates() if candidates is None else candidates
         self.is_argmax = params.is_greedy and all(each.keeps_likeliest for each in self._active)
         self.tail: Tail = "logits"
         self.sampling: Sampling | None = None
@@ -257,30 +262,30 @@ class Chain:
         One that `allowed` (n_vocab,) is True for (None: any), none of `banned`. LogitsError if the
         largest logit is no finite number, DeadEndError if every token is forbidden.
         """
-        largest = logits.max()
-        if not np.isfinite(largest):
-            raise LogitsError(f"the largest logit is {largest}", DAMAGED)
-        candidates = Candidates(logits)
+        candidates = self.candidates
+        candidates.begin(logits)
+        if not math.isfinite(candidates.largest):
+            raise LogitsError(f"the largest logit is {candidates.largest}", DAMAGED)
         draw = Draw(self.params, tokens, self._random, self._breakers)
-        self._forbid(candidates, draw, banned, allowed)
-        if self.is_argmax:
-            return candidates.id_at(int(candidates.logits.argmax()))
-        for member in self._active:
-            member.apply(candidates, draw)
-        if self.params.is_greedy:
-            return candidates.id_at(int(candidates.top(1)[0]))
-        return dist(candidates, draw)
+        if allowed is not None or banned or self.params.logit_bias:
+            self._forbid(draw, banned, allowed)
+        if not self.is_argmax:
+            for member in self._active:
+                member.apply(candidates, draw)
+        if not self.params.is_greedy:
+            return dist(candidates, draw)
+        candidates.keep_top(1)
+        return candidates.id_at(0)
 
-    def _forbid(
-        self, candidates: Candidates, draw: Draw, banned: Sequence[int], allowed: Mask | None
-    ) -> None:
+    def _forbid(self, draw: Draw, banned: Sequence[int], allowed: Mask | None) -> None:
         """All that comes before the ordered samplers: the grammar, bans and biases."""
+        candidates = self.candidates
         if allowed is not None:
             candidates.restrict(allowed)
         if banned:
-            places, _ = candidates.find(banned)
+            places, _ = candidates.find(dict.fromkeys(banned, 0.0))
             candidates.writable()[places] = -np.inf
         if self.params.logit_bias:
             logit_bias(candidates, draw)
-        if candidates.logits.max(initial=-np.inf) == -np.inf:
+        if candidates.largest == -np.inf:
             raise DeadEndError("every token is forbidden", "forbid fewer tokens")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xpuc.errors import RequestError
 from xpuc.runtime.batch import Batch, StepModel
-from xpuc.runtime.candidates import Floats
+from xpuc.runtime.candidates import Candidates, Floats
 from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.logprobs import TokenLogprob, token_logprob
 from xpuc.runtime.scheduler import Span
@@ -68,10 +68,10 @@ def teacher_forced(
 
 def score(rows: Iterator[tuple[int, Floats]], ids: Many[int], top_k: int) -> Score:
     """Of `ids`, whose `rows` come from teacher_forced."""
-    positions = [TokenLogprob(ids[0], None)]
+    positions, candidates = [TokenLogprob(ids[0], None)], Candidates()
     for position, logits in rows:
         if position + 1 < len(ids):
-            positions.append(token_logprob(logits, ids[position + 1], top_k))
+            positions.append(token_logprob(candidates, logits, ids[position + 1], top_k))
     logprobs = [each.logprob for each in positions if each.logprob is not None]
     nll = -math.fsum(logprobs) / len(logprobs) if logprobs else 0.0
     return Score(positions, nll, math.exp(nll))

@@ -22,13 +22,20 @@ import xpuc
 from xpuc.runtime.engine import Engine
 
 WARM, STEPS, LEAST = 40, 200, 256
+SAMPLED = {"temperature": 0.8, "seed": 1}
+PENALTIES = {"repeat_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+# What the requests ask for, in turn.
+OPTIONS: dict[str, list[dict[str, float]]] = {
+    "greedy": [{"temperature": 0}],
+    "sampled": [SAMPLED, SAMPLED | PENALTIES, SAMPLED | PENALTIES | {"penalty_last_n": -1}],
+}
 
 
-def main(path: str, n: int, *, is_greedy: bool) -> dict[str, object]:
+def main(path: str, n: int, how: str) -> dict[str, object]:
     engine = xpuc.load(path, threads=2, n_sequences=n, ctx=512, warm_rows=8)
     engine.tokenizer.eog_ids = frozenset()  # so that none ends before its time
-    options = {"temperature": 0} if is_greedy else {"temperature": 0.8, "seed": 1}
     for i in range(n):
+        options = OPTIONS[how][i % len(OPTIONS[how])]
         engine.add_request([5 + i, 6, 7, 8], max_tokens=WARM + 2 * STEPS + 8, **options)
     run(engine, WARM)
     with of_arrays() as arrays, of_the_system(LEAST) as system:
@@ -68,4 +75,4 @@ if __name__ == "__main__":
         "run it with PYTHONTRACEMALLOC=1: all that lives is to be known"
     )
     artifact, n_sequences, how = sys.argv[1:]
-    sys.stdout.write(f"{json.dumps(main(artifact, int(n_sequences), is_greedy=how == 'greedy'))}\n")
+    sys.stdout.write(f"{json.dumps(main(artifact, int(n_sequences), how))}\n")

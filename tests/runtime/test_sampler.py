@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sampling import NAMED, draw_of, some_logits, tenths
+from sampling import NAMED, candidates_of, draw_of, some_logits, tenths, top_ids
 
-from xpuc.runtime.candidates import Candidates, top_ids
+from xpuc.runtime.candidates import Candidates
 from xpuc.runtime.logprobs import token_logprob
 
 
 def after(name: str, logits: Any, tokens: list[int] | None = None, **options: Any) -> Candidates:
-    candidates = Candidates(np.asarray(logits, np.float32))
+    candidates = candidates_of(logits)
     NAMED[name].apply(candidates, draw_of(tokens, **options))
     return candidates
 
@@ -139,33 +139,33 @@ def test_a_dynamic_temperature_stays_in_its_range(
 
 @given(some_logits, st.lists(st.integers(0, 299), unique=True), st.integers(0, 2**32))
 def test_find_places_tokens_among_those_left(logits: Any, tokens: list[int], seed: int) -> None:
-    candidates = Candidates(logits)
+    candidates = candidates_of(logits)
     left = np.random.default_rng(seed).permutation(len(logits))[: len(logits) // 2]
     candidates.keep(left, is_sorted=False)
-    places, nth = candidates.find(tokens)
-    found = dict(zip(np.array(tokens, int)[nth].tolist(), places.tolist(), strict=True))
+    places, values = candidates.find({token: token / 2 for token in tokens})
+    found = dict(zip(values.tolist(), places.tolist(), strict=True))
     assert found == {
-        token: left.tolist().index(token) for token in tokens if token in left.tolist()
+        token / 2: left.tolist().index(token) for token in tokens if token in left.tolist()
     }
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 3100))
 def test_top_ids_is_a_stable_sort(seed: int, n: int, k: int) -> None:
     logits = tenths(seed, n)
-    assert top_ids(logits, k).tolist() == np.argsort(-logits, kind="stable")[:k].tolist()
+    assert top_ids(logits, k) == np.argsort(-logits, kind="stable")[:k].tolist()
 
 
 def test_top_ids_of_a_large_vocabulary() -> None:
     logits = np.random.default_rng(0).standard_normal(50_001).astype(np.float32)
     logits[-1] = 10.0  # in the tail that fills no group
     for k in (1, 40, 97, 98, 1000):
-        assert top_ids(logits, k).tolist() == np.argsort(-logits, kind="stable")[:k].tolist()
+        assert top_ids(logits, k) == np.argsort(-logits, kind="stable")[:k].tolist()
 
 
 @given(some_logits)
 def test_logprobs_are_the_models_own(logits: Any) -> None:
     expected = np.log(softmax(logits))
-    got = token_logprob(logits, 0, 3)
+    got = token_logprob(Candidates(), logits, 0, 3)
     assert got.logprob == pytest.approx(expected[0], abs=1e-4)
     assert [id_ for id_, _ in got.top] == np.argsort(-logits, kind="stable")[:3].tolist()
     assert [p for _, p in got.top] == pytest.approx([expected[id_] for id_, _ in got.top], abs=1e-4)

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allocations import of_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import NAMED, OFF, draw_of, some_logits, tenths
+from sampling import NAMED, OFF, candidates_of, draw_of, some_logits, tenths, top_ids
 
-from xpuc.runtime.candidates import Candidates, top_ids
+from xpuc.runtime.candidates import Candidates
+from xpuc.runtime.logprobs import token_logprob
 from xpuc.runtime.sampler import SAMPLERS, Chain, DeadEndError, LogitsError
 from xpuc.runtime.sampling_params import DEFAULT_ORDER, SamplingParams
 
@@ -32,7 +34,7 @@ min_p [3:0.346, 5:0.298, 0:0.200, 1:0.156]"""
 
 @pytest.mark.parametrize("steps", [DEFAULT_STEPS, TEMPERATURE_FIRST_STEPS])
 def test_chain_order_golden(steps: str) -> None:
-    candidates = Candidates(np.array(CHAIN_ORDER, np.float32))
+    candidates = candidates_of(CHAIN_ORDER)
     draw = draw_of(top_k=4, top_p=0.90, min_p=0.20, temperature=2.0)
     for line in steps.splitlines():
         name, _, shown = line.partition(" ")
@@ -48,13 +50,13 @@ def test_where_order_does_not_matter(logits: Any, k: int, p: float) -> None:
     draw = draw_of(top_k=k, min_p=p, top_p=0.8, temperature=1.7)
     kept = {}
     for order in ("top_k;min_p", "min_p;top_k", "top_k;top_p", "top_p;top_k", "top_k;temperature"):
-        candidates = Candidates(logits)
+        candidates = candidates_of(logits)
         for name in order.split(";"):
             NAMED[name].apply(candidates, draw)
         kept[order] = set(candidates.ids.tolist())
     assert kept["top_k;min_p"] == kept["min_p;top_k"]
     assert kept["top_k;top_p"] <= kept["top_p;top_k"]
-    assert kept["top_k;temperature"] == set(top_ids(logits, k).tolist())
+    assert kept["top_k;temperature"] == set(top_ids(logits, k))
 
 
 @given(some_logits, st.integers(0, 2**32), st.permutations(DEFAULT_ORDER))
@@ -228,3 +230,41 @@ def test_what_is_not_allowed_is_as_if_it_were_not_there(share: float) -> None:
         for options in (OFF, {}, {"typical_p": 0.7}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5}):
             one, other = (Chain(SamplingParams(**options), seed=seed) for _ in range(2))
             assert one.sample(logits, [], allowed=allowed) == ids[other.sample(logits[ids], [])]
+
+
+PENALTIES = {"repeat_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+# What of numpy's has to be made: what it compares or counts, sorts, and finds among many.
+MADE: list[tuple[dict[str, Any], int]] = [
+    ({}, 0),
+    ({"min_p": 0.3, "top_p": 0.5, "min_keep": 20}, 0),
+    (PENALTIES, 0),
+    (PENALTIES | {"penalty_last_n": -1}, 0),
+    (PENALTIES | {"temperature": 0}, 0),
+    ({"temperature": 0}, 0),
+    ({"logit_bias": {3: 1.0}}, 2),
+    ({"top_k": 0}, 15),
+    ({"top_k": 300}, 15),
+]
+
+
+@pytest.mark.parametrize("n_vocab", [97, 1000, 50_000])
+@pytest.mark.parametrize(("options", "most"), MADE)
+def test_what_arrays_a_token_makes(options: dict[str, Any], most: int, n_vocab: int) -> None:
+    random = np.random.default_rng(0)
+    rows = list((4 * random.standard_normal((12, n_vocab))).astype(np.float32))
+    tokens = random.integers(0, n_vocab, 200).tolist()
+    chain = Chain(SamplingParams(**options), seed=0)
+    chain.sample(rows[0], tokens)
+    with of_arrays() as arrays:
+        for row in rows[1:]:
+            chain.sample(row, tokens)
+    assert sum(arrays.values()) <= most * (len(rows) - 1), arrays
+
+
+def test_log_probabilities_of_a_token_make_no_arrays() -> None:
+    logits = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    candidates = Candidates()
+    token_logprob(candidates, logits, 0, 20)
+    with of_arrays() as arrays:
+        token_logprob(candidates, logits, 0, 20)
+    assert not arrays
