@@ -70,6 +70,7 @@ class Schedule:
 
     `knobs` is a frozen dataclass of whole numbers, its defaults those of an untuned build; `space`
     declares what a tuning session may try at a site. No knob changes a bit of the result.
+    `tolerance` is how far a result may be off one of double precision, in terms of the largest.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Schedule:
     knobs: type[Any] = NoKnobs
     space: Callable[[Site], Space] = _no_space
     batch_invariant: bool = True  # a row's bits do not depend on the other rows of the call
+    tolerance: float = 1e-5  # sums of single precision
 
     def knobs_of(self, values: Mapping[str, int]) -> Any | None:
         """The knobs of these values, the rest at their defaults; None if there is no such knob."""

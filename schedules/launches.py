@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments: inputs, then the outputs that are not written in place."""
+    """A kernel with its arguments: inputs, then the outputs that are not written in place.
+
+    `zeros` are those inputs that nobody gives: they are zeros before the launch and after it.
+    """
 
     kernel: Any
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
     inplace: tuple[int, ...] = ()
+    zeros: tuple[Var, ...] = ()
 
     @property
     def name(self) -> str:
@@ -36,10 +40,11 @@ class Launches:
 
     made: list[Launch] = field(default_factory=list)
     _fields: dict[Var, Sequence[Var]] = field(default_factory=dict)
+    _zeros: list[Var] = field(default_factory=list)
 
     def launch(self, kernel: Any, inputs: Sequence[Var], outputs: Sequence[Type]) -> Var:
         results = tuple(relax.Var("y", ty) for ty in outputs)
-        self.made.append(Launch(kernel, tuple(inputs), results))
+        self.made.append(Launch(kernel, tuple(inputs), results, zeros=self._zeros_of(inputs)))
         return self._value(results)
 
     def launch_in_place(
@@ -50,11 +55,16 @@ class Launches:
             for ty, i in zip(outputs, inplace, strict=True)
         ]
         new = tuple(r for r, i in zip(results, inplace, strict=True) if i < 0)
-        self.made.append(Launch(kernel, tuple(inputs), new, tuple(inplace)))
+        zeros = self._zeros_of(inputs)
+        self.made.append(Launch(kernel, tuple(inputs), new, tuple(inplace), zeros))
         return self._value(results)
 
     def zeros(self, ty: Type) -> Var:
-        return relax.Var("zeros", ty)
+        self._zeros.append(relax.Var("zeros", ty))
+        return self._zeros[-1]
+
+    def _zeros_of(self, inputs: Sequence[Var]) -> tuple[Var, ...]:
+        return tuple(v for v in inputs if any(v.same_as(z) for z in self._zeros))
 
     def item(self, value: Var, index: int) -> Var:
         return self._fields[value][index]

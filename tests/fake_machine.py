@@ -67,7 +67,8 @@ def task(size: int, uses: int = 1, rows: tuple[int, ...] = (1,), **changes: Any)
 def job_of(task: Task) -> Job:
     """A task without its arrays."""
     made = tuple(cast(Case, SimpleNamespace(rows=rows)) for rows in task.rows)
-    return Job(task.name, task.site, made, tuple(cases.cost(task.site, r) for r in task.rows))
+    costs = tuple(cases.cost(task.site, r) for r in task.rows)
+    return Job(task.name, task.site, made, costs, task.schedule.tolerance)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:

@@ -9,6 +9,8 @@ the values.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from operator import add
 
 from tvm import tirx
@@ -20,8 +22,8 @@ from xpuc.schedules.cuda.attention_merge import NOTHING
 from xpuc.schedules.cuda.pools import VECTOR, Place
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 
-_WARPS = 4
-_QUERIES = 16 * _WARPS  # of a block
+_ROWS = 16  # queries of a warp
+_QUERIES = 64  # of a tile
 _PAD = 8  # elements after a row in shared memory, so that 8 rows start in different banks
 
 
@@ -35,7 +37,32 @@ def accepts(job: Attention) -> bool:
     return job.head_dim % 16 == 0 and job.group <= _QUERIES and job.head_dim <= 256
 
 
-def attention_prefill(job: Attention, n: int | None) -> tirx.PrimFunc:
+@dataclass(frozen=True)
+class PrefillKnobs:
+    """How a tile is taken. No result depends on it; the chunks of a context decide its bits.
+
+    `warps` of a block, for 16 of the 64 queries of a tile each: fewer make more blocks; `ahead` are
+    the loads of 16 bytes that a thread asks for before it lays the first down in shared memory.
+    """
+
+    warps: int = 4
+    ahead: int = 1
+
+    def __post_init__(self) -> None:
+        assert _QUERIES % (_ROWS * self.warps) == 0, f"{_QUERIES} queries by {self.warps} warps"
+
+    @property
+    def splits(self) -> int:
+        """Blocks that share a tile."""
+        return _QUERIES // (_ROWS * self.warps)
+
+
+_DEFAULTS = PrefillKnobs()
+
+
+def attention_prefill(
+    job: Attention, n: int | None, *, knobs: PrefillKnobs = _DEFAULTS
+) -> tirx.PrimFunc:
     """Causal attention of tiles of rows.
 
     Arguments: q f32 (n, heads head_dim); positions i32 (n,); tiles i32 (t, 4) = (first row, rows,
@@ -56,16 +83,45 @@ def attention_prefill(job: Attention, n: int | None) -> tirx.PrimFunc:
         table = tir.arg("block_table", (tir.rows_var("s"), tir.rows_var("max_blocks")), "int32")
         pool = pools.declare(job)
         out = tir.arg("o", (rows, width), "float32")
-        threads = tir.launch((job.kv_heads, count), _WARPS)
-        kv_head, tile = threads.block
+        threads = tir.launch((job.kv_heads * knobs.splits, count), knobs.warps)
+        share, tile = threads.block
         row, n_rows, item = (tir.let(tiles[tile, i]) for i in range(3))
+        is_whole = knobs.splits == 1
+        kv_head = share if is_whole else tir.let(share // knobs.splits)
+        query = 0 if is_whole else tir.let(share % knobs.splits * (_ROWS * knobs.warps))
         context = Context(pool, table, tir.let(work[item, 2]), kv_head)
-        flash = _Flash(job, threads, context, row, n_rows, tir.let(positions[row]))
-        flash.read_queries(q)
-        flash.pass_context()
-        flash.write(out)
+        with nullcontext() if is_whole else tir.when(query < n_rows * job.group):
+            rows_of = _Rows(row, n_rows, tir.let(positions[row]), query)
+            flash = _Flash(job, knobs, threads, context, rows_of)
+            flash.read_queries(q)
+            flash.pass_context()
+            flash.write(out)
 
     return tir.prim_func(f"attention_prefill_{job.name}_r{n or 'n'}", body)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Those of a tile: the first, their number, the first one's position; `query` is the block's
+    first, of theirs before a head of the pool."""
+
+    row: Expr
+    count: Expr
+    position: Expr
+    query: Expr
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """8 elements from the pool to shared memory as f16, zeros where they are not there.
+
+    What is not there may be loaded all the same: it is that of another place.
+    """
+
+    into: Buffer
+    at: tuple[Expr, Expr]
+    there: Expr
+    load: Callable[[Buffer], None]
 
 
 class _Flash:
@@ -77,18 +133,17 @@ class _Flash:
     """
 
     def __init__(
-        self, job: Attention, threads: Threads, context: Context,
-        row: Expr, n_rows: Expr, first: Expr,
-    ) -> None:  # fmt: skip
-        self.job, self.threads, self.context = job, threads, context
-        self.row, self.first = row, first
+        self, job: Attention, knobs: PrefillKnobs, threads: Threads, context: Context, rows: _Rows
+    ) -> None:
+        self.job, self.knobs, self.threads, self.context = job, knobs, threads, context
+        self.row, first = rows.row, rows.position
         self.chunk = 64 if job.head_dim <= 128 else 32  # tokens
         lane = threads.lane
-        self.queries = n_rows * job.group
-        self.mine = [tir.let(threads.warp * 16 + lane // 4 + 8 * i) for i in range(2)]
+        self.queries = rows.count * job.group
+        self.mine = [tir.let(rows.query + threads.warp * 16 + lane // 4 + 8 * i) for i in range(2)]
         self.columns = tir.let(lane % 4 * 2)
         self.positions = [tir.let(first + m // job.group) for m in self.mine]
-        self.last = tir.let(first + n_rows - 1)
+        self.last = tir.let(first + rows.count - 1)
         self.low = tir.let(tir.maximum(0, first - job.window + 1)) if job.window else 0
         self.q = tir.registers(job.head_dim // 4, "uint32")
         self.sums = tir.registers(job.head_dim // 2, "float32")
@@ -129,21 +184,21 @@ class _Flash:
         hd = self.job.head_dim
         groups = self.chunk // GROUP
 
-        def key(i: Expr) -> None:
+        def key(i: Expr) -> _Copy:
             d, side = tir.let(i // (2 * groups)), tir.let(i % (2 * groups))
             place, is_there = self._place(start + side // 2 * GROUP)
             place = place._replace(offset=place.offset + side % 2 * VECTOR)
-            self._copy(
+            return _Copy(
                 self.keys, (d, side * VECTOR), is_there,
                 lambda part: self.context.pool.load_keys(part, place, d),
             )  # fmt: skip
 
-        def value(i: Expr) -> None:
+        def value(i: Expr) -> _Copy:
             t, c = tir.let(i // (hd // VECTOR)), tir.let(i % (hd // VECTOR) * VECTOR)
             token = tir.let(start + t)
             place, is_there = self._place(token // GROUP * GROUP)
             place = place._replace(offset=place.offset + token % GROUP)
-            self._copy(
+            return _Copy(
                 self.values, (t, c), tirx.And(is_there, token <= self.last),
                 lambda part: self.context.pool.load_values(part, place, c),
             )  # fmt: skip
@@ -151,12 +206,28 @@ class _Flash:
         self._share(hd * 2 * groups, key)
         self._share(self.chunk * hd // 8, value)
 
-    def _share(self, count: int, visit: Callable[[Expr], None]) -> None:
+    def _share(self, count: int, find: Callable[[Expr], _Copy]) -> None:
+        """`count` copies, which `find` finds by their numbers, shared by the threads."""
         width = self.threads.warps * WARP
-        with tir.serial(0, -(-count // width)) as turn:
-            i = tir.let(turn * width + self.threads.thread)
-            with tir.when(i < count):
-                visit(i)
+        ahead = min(self.knobs.ahead, -(-count // width))
+        with tir.serial(0, -(-count // (width * ahead))) as turn:
+            numbers = [tir.let((turn * ahead + i) * width + self.threads.thread)
+                       for i in range(ahead)]  # fmt: skip
+            if ahead == 1:
+                with tir.when(numbers[0] < count):
+                    copy = find(numbers[0])
+                    _store(copy, _loaded(copy))
+                return
+            waiting = []
+            for i in numbers:  # with no branch between two loads
+                copy, part = find(tir.let(tir.minimum(i, count - 1))), _part()
+                copy.load(part)
+                waiting.append((i, copy, part))
+            for i, copy, part in waiting:
+                with tir.when(tirx.Not(copy.there)):
+                    _clear(part)
+                with tir.when(i < count):
+                    _store(copy, part)
 
     def _place(self, token: Expr) -> tuple[Place, Expr]:
         """Where a group of tokens lies, from its first, and whether any row sees one of them.
@@ -168,17 +239,6 @@ class _Flash:
         entry = context.block_table[context.seq, token // tokens]
         block = tir.let(tir.if_then_else(there, entry, tir.const(0, "int32")))
         return Place(block, context.kv_head, token % tokens // GROUP * GROUP), there
-
-    def _copy(
-        self, into: Buffer, at: tuple[Expr, Expr], there: Expr, load: Callable[[Buffer], None]
-    ) -> None:
-        """8 elements as f16, zeros where they are not there."""
-        part = tir.registers(VECTOR, "float16")
-        for i in range(VECTOR):
-            tir.store(part, i, tir.const(0.0, "float16"))
-        with tir.when(there):
-            load(part)
-        tir.store(into, at, tir.load(part, 0, VECTOR), VECTOR)
 
     def _scores(self) -> Buffer:
         """Dot products of the warp's queries with the chunk: 4 f32 for each 8 tokens."""
@@ -258,6 +318,28 @@ class _Flash:
                     for c in range(2):
                         value = self.sums[4 * tile + 2 * i + c] * inverse
                         tir.store(out, (row, start + 8 * tile + c), value)
+
+
+def _loaded(copy: _Copy) -> Buffer:
+    """Its elements."""
+    part = _part()
+    _clear(part)
+    with tir.when(copy.there):
+        copy.load(part)
+    return part
+
+
+def _part() -> Buffer:
+    return tir.registers(VECTOR, "float16")
+
+
+def _clear(part: Buffer) -> None:
+    for i in range(VECTOR):
+        tir.store(part, i, tir.const(0.0, "float16"))
+
+
+def _store(copy: _Copy, part: Buffer) -> None:
+    tir.store(copy.into, copy.at, tir.load(part, 0, VECTOR), VECTOR)
 
 
 def _of_row(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:

@@ -3,8 +3,8 @@
 Values whose kernel cannot be (`gate_up` has blocks of 32 rows) are refused when it is built, those
 that take too much of a multiprocessor when it is compiled (`tuning/prefilter.py`).
 
-Not here: a row split among warps, and the warps of attention. They decide the order of sums, which
-is the bits of the result.
+Not here, as they decide the order of sums, which is the bits of the result: a row split among
+warps, the segments of a context and the four warps that share one, the chunks of a prompt's.
 """
 
 from __future__ import annotations
@@ -46,6 +46,21 @@ def hopper_space(site: Site) -> Space:
         "rows": (64, 128, 256), "warpgroups": (1, 2, 4), "stages": (2, 3, 4), "parts": (2, 4),
         "resident": (1, 2),
     }  # fmt: skip
+
+
+def decode_space(site: Site) -> Space:
+    """Of a decoding row's attention: warps, blocks before a head of the pool, bytes in flight."""
+    group = site.attrs["heads"] // site.attrs["kv_heads"]
+    return {
+        "warps": (4, 8),
+        "splits": tuple(s for s in (1, 2, 4) if group % s == 0),
+        "ahead": (1, 2, 4, 8),
+    }
+
+
+def flash_space(site: Site) -> Space:
+    """Of a prompt's attention: warps of a block, which has 16 queries for each, bytes in flight."""
+    return {"warps": (1, 2, 4), "ahead": (1, 2, 4, 8)}
 
 
 def _rows_and_turns(site: Site, n: int | None) -> Space:

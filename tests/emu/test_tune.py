@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,26 @@ def test_a_candidate_with_another_result_is_refused(bundle: Path, tmp_path: Path
     assert told["ended"] == "done"
     assert outcomes(tmp_path / "r.jsonl")[:2] == ["wrong", "measured"]
     assert told["tasks"][0]["trials"][0]["outcome"] == "wrong"
+
+
+def test_attention_is_measured_with_a_context(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [
+        replace(s, space=lambda _: {"ahead": (1, 2)}) if s.name == "attention_decode" else s
+        for s in cuda.SCHEDULES
+    ]
+    monkeypatch.setattr(cuda, "SCHEDULES", tuple(few))
+    path = tmp_path / "attention.zip"
+    done = invoke("tune", checkpoint, *TARGET, "--kernel", "attention * rows=1", "--export", path,
+                  "--db", tmp_path / "none", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    (task,) = done.json["tasks"]
+    assert task["kept"] == [{"warps": 4, "splits": 1, "ahead": n} for n in (1, 2)]
+    replay(path, tmp_path / "r.jsonl")
+    first, *_ = TrialLog(tmp_path / "r.jsonl").read()
+    assert (first.outcome, first.knobs["ahead"]) == ("measured", 2)
+    assert first.error < 1e-5
 
 
 def test_a_task_of_which_what_is_in_use_is_wrong_is_left_alone(

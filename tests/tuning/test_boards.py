@@ -157,7 +157,7 @@ def test_kernels_over_rpc_compute_what_they_compute_here(
         remote, local = (kernel.results() for kernel in kernels)
         for a, b in zip(remote, local, strict=True):
             np.testing.assert_array_equal(a, b)
-        assert reference.error(each.site, case, remote) <= reference.tolerance(each.site)
+        assert reference.error(each.site, case, remote) <= each.schedule.tolerance
         seconds = kernels[0].seconds(3)
         assert len(seconds) == 3
         assert min(seconds) > 0

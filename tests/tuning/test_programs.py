@@ -12,7 +12,7 @@ import pytest
 import sites
 
 from xpuc.codegen import target
-from xpuc.schedules import Site, launches, llvm
+from xpuc.schedules import Site, cuda, launches, llvm, site_of
 from xpuc.tuning import programs
 from xpuc.tuning.candidates import Program
 from xpuc.tuning.programs import Builder, program_of
@@ -49,6 +49,19 @@ def test_planes_are_counted_over_all_weights() -> None:
     assert [t.index for t in planes] == list(range(len(planes)))
     assert len(planes) == sum(len(llvm.planes(f, 32, 64)) for f in ("Q4_0", "Q4_1"))
     assert len(made.results) == 4  # a quantised result
+
+
+def test_a_count_that_kernels_leave_at_zero_is_no_result_and_given_by_nobody() -> None:
+    machine = target.resolve("cuda", "sm_90a").facts
+    site = site_of(sites.attention(2, quantize=True).facts(), machine, cuda.planes)
+    schedule = next(s for s in cuda.SCHEDULES if s.op == site.op and s.accepts(site))
+    (launch,) = launches(schedule, site, schedule.knobs())
+    made = program_of(site, [launch])
+    counts = next(t for t in made.tensors if t.dtype == "int32" and t.shape == (2, 2))
+    assert counts.role == "new"
+    assert made.tensors.index(counts) not in made.results
+    assert len(made.results) == 4
+    assert made.results == made.calls[0].args[-4:]
 
 
 def test_what_one_kernel_writes_another_reads() -> None:

@@ -30,7 +30,7 @@ from xpuc.tuning.results import Cost
 from xpuc.tuning.roofs import Loop
 from xpuc.tuning.workbench import Job
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST, ROOFS, BLOCKS = "manifest.json", "roofs.so", "blocks"
 
 
@@ -83,7 +83,7 @@ class BundledTask:
     """A task: the candidates of `library`, first the one in use today, then those to try, in order.
 
     `facts` are those of its site, `plane_sizes` those of each weight; `rows` it is measured with,
-    at `costs`.
+    at `costs`; `tolerance` is that of its schedule.
     """
 
     name: str
@@ -93,6 +93,7 @@ class BundledTask:
     rows: tuple[int, ...]
     costs: tuple[Cost, ...]
     tile_rows: int
+    tolerance: float
     library: str
     candidates: tuple[Candidate, ...]
 
@@ -228,4 +229,4 @@ def job_of(task: BundledTask, blocks: Blocks, segment_tokens: int) -> Job:
 
     layout = Layout(blocks.raw, pack, task.tile_rows, segment_tokens)
     cases = tuple(draw(site, layout, rows) for rows in task.rows)
-    return Job(task.name, site, cases, task.costs)
+    return Job(task.name, site, cases, task.costs, task.tolerance)

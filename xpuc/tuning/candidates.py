@@ -9,7 +9,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument: one of the task's own (`operand` i, `plane` i counted over all weights), or new.
+    """An argument: one of the task's own (`operand` i, `plane` i counted over all weights), or new:
+    zeros before the first call.
 
     `shape` has a symbol's name where it is known only with the number of rows.
     """

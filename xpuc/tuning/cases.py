@@ -21,7 +21,8 @@ from xpuc.tuning.workbench import Job
 def job_of(task: Task) -> Job:
     """A task as it is put on a workbench."""
     cases = tuple(make(task.site, rows) for rows in task.rows)
-    return Job(task.name, task.site, cases, tuple(cost(task.site, rows) for rows in task.rows))
+    costs = tuple(cost(task.site, rows) for rows in task.rows)
+    return Job(task.name, task.site, cases, costs, task.schedule.tolerance)
 
 
 def make(site: Site, rows: int, *, depth: int = 1024, seed: int = 0) -> Case:

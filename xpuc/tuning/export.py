@@ -190,7 +190,7 @@ def _bundled(found: Shortlist, library: str, folder: Path) -> bundle.BundledTask
         task.name, task.schedule.name, task.site.facts(),
         tuple(tuple(int(p.ty.shape[0]) for p in w.planes) for w in task.site.weights),
         task.rows, tuple(cases.cost(task.site, rows) for rows in task.rows),
-        cases.layout_of(task.site).tile_rows, library, candidates,
+        cases.layout_of(task.site).tile_rows, task.schedule.tolerance, library, candidates,
     )  # fmt: skip
 
 

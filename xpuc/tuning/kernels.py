@@ -99,7 +99,7 @@ class Arguments:
         return self._tensors[role][index] if role in self._tensors else None
 
     def empty(self, shape: Sequence[int | str], dtype: str) -> NDArray[Any]:
-        """Room for a new tensor."""
+        """Room for a new tensor, zeros at first."""
         sizes = [d if isinstance(d, int) else self._symbols[d] for d in shape]
         return np.zeros(sizes, dtype)
 

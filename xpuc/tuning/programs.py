@@ -19,6 +19,7 @@ from xpuc.codegen import target
 from xpuc.codegen.linker import find_linker, link
 from xpuc.errors import XpucError
 from xpuc.schedules import Launch, Site, kernel_digest, launches, target_of
+from xpuc.schedules.operands import outputs_of
 from xpuc.tuning import interrupts
 from xpuc.tuning.candidates import Call, Candidate, Program, Tensor
 from xpuc.tuning.roofs import Loop
@@ -26,7 +27,7 @@ from xpuc.tuning.tasks import Task, task_of
 
 
 def program_of(site: Site, made: Sequence[Launch]) -> Program:
-    """The program of a site's launches. Its result is what the last of them writes."""
+    """The program of a site's launches. Its result is what the last of them writes last."""
     tensors: list[Tensor] = []
     index: dict[Any, int] = {}
 
@@ -41,11 +42,12 @@ def program_of(site: Site, made: Sequence[Launch]) -> Program:
         add("plane", i, var)
     calls = []
     for launch in made:
-        for var in launch.outputs:
+        for var in (*launch.zeros, *launch.outputs):
             add("new", len(tensors), var)
         args = tuple(index[v] for v in (*launch.inputs, *launch.outputs))
         calls.append(Call(launch.name, args))
-    return Program(tuple(calls), tuple(tensors), tuple(index[v] for v in made[-1].outputs))
+    results = made[-1].outputs[-len(outputs_of(site.result)) :]
+    return Program(tuple(calls), tuple(tensors), tuple(index[v] for v in results))
 
 
 def _dimension(value: Any) -> int | str:

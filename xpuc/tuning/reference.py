@@ -46,11 +46,6 @@ def error(site: Site, case: Case, outputs: Sequence[np.ndarray]) -> float:
     return _largest(outputs[0][: len(expected)] - expected) / _largest(expected)
 
 
-def tolerance(site: Site) -> float:
-    """What `error` may be at most."""
-    return 0.0 if site.op == "head_argmax" else _TOLERANCE
-
-
 def _largest(values: np.ndarray) -> float:
     """The largest magnitude; infinity if a value is not a number."""
     largest = float(np.abs(values).max())

@@ -26,12 +26,16 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Job:
-    """A task as it is put on a workbench: its arrays and costs, one for each number of rows."""
+    """A task as it is put on a workbench: its arrays and costs, one for each number of rows.
+
+    `tolerance` is that of its schedule.
+    """
 
     name: str
     site: Site
     cases: tuple[Case, ...]
     costs: tuple[Cost, ...]
+    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Workbench:
             reference.error(job.site, case, got)
             for case, got in zip(job.cases, self._results, strict=True)
         )
-        if self.error > reference.tolerance(job.site):
+        if self.error > job.tolerance:
             raise XpucError(
                 f"{job.name}: differs from the reference by {self.error:.1e}",
                 "this kernel is wrong on this board: please report it with this line",
