@@ -210,6 +210,10 @@ LINEAR = sites.linear(1, [("Q8_0", 24, 64)]).facts() | {"schedule": "linear_x8",
         ("m.gguf --results r.jsonl", "--results: for a GPU only"),
         ("m.gguf --target cuda --threads 2 --export b.zip", "--threads: not for a GPU"),
         ("m.gguf --target cuda --export b.zip", "m.gguf: not found"),
+        ("m.gguf --target cuda --tracker lab:9190", "m.gguf: not found"),
+        ("m.gguf --export b.zip --tracker lab:9190", "--tracker: not with --export"),
+        ("--import r.jsonl --tracker lab:9190", "--tracker: not with --import"),
+        ("--replay b.zip --tracker lab:9190", "b.zip: not found"),
         ("--replay b.zip", "b.zip: not found"),
         ("--import r.jsonl", "r.jsonl: not found"),
     ],
@@ -268,6 +272,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     error, hint = refused(tmp_path / "m.gguf", "--target", "cuda")
     assert error.startswith("error: --target cuda: NVIDIA's driver (")
     assert "--export BUNDLE" in hint
+    assert "--tracker HOST:PORT" in hint
 
 
 def test_other_files_are_no_results(tmp_path: Path) -> None:
@@ -296,9 +301,11 @@ def test_a_kernel_that_there_is_none_of(tmp_path: Path) -> None:
 )
 def test_a_tracker_that_is_not_there(tmp_path: Path, address: str, what: str) -> None:
     of = artifact(tmp_path / "m.xpuc", LINEAR)
-    error, _ = refused(of, "--tracker", address, "--db", tmp_path / "db")
-    assert error.startswith(f"error: --tracker {address}: ")
-    assert what in error
+    (tmp_path / "m.gguf").touch()
+    for model in ([of], [tmp_path / "m.gguf", "--target", "cuda"]):
+        error, _ = refused(*model, "--tracker", address, "--db", tmp_path / "db")
+        assert error.startswith(f"error: --tracker {address}: ")
+        assert what in error
 
 
 def test_without_the_extra_it_says_what_to_install(

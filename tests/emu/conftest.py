@@ -66,3 +66,32 @@ def on_gpu(
         return made[name]
 
     return artifact
+
+
+@pytest.fixture(scope="module")
+def tuned_on_gpu() -> Iterator[None]:
+    """`xpuc tune` for the emulated GPU."""
+    from emu.tune_runs import on_the_emulated_gpu
+
+    with on_the_emulated_gpu():
+        yield
+
+
+@pytest.fixture(scope="session")
+def bundle(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Candidates of two operations of a tiny model, three each, of which one is in use."""
+    from cli_runs import invoke
+    from emu.tune_runs import KERNEL, on_the_emulated_gpu
+
+    path = tmp_path_factory.mktemp("bundle") / "tiny.zip"
+    checkpoint = tiny_model("llama", weights="Q4_0")
+    with on_the_emulated_gpu():
+        done = invoke(
+            "tune", checkpoint, "--target", "cuda -arch=sm_90a", *KERNEL, "--candidates", 2,
+            "--export", path, "--db", path.parent / "none", "--json",
+        )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.json["arch"] == "sm_90a"
+    assert [len(task["kept"]) for task in done.json["tasks"]] == [3, 3]
+    assert all(task["tried"] > 6 for task in done.json["tasks"])
+    return path

@@ -9,46 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_runs import invoke
-from emu import compiler
-from emu.device import Emulator
+from emu.tune_runs import changed, outcomes, refused, replay
 
 from xpuc.codegen.compile import Options, operations
-from xpuc.codegen.cuda import device_code
-from xpuc.schedules import RoofLoop, cuda
-from xpuc.schedules.cuda import read
-from xpuc.tuning import device_programs
-from xpuc.tuning.bundle import MANIFEST
+from xpuc.schedules import cuda
 from xpuc.tuning.trials import TrialLog
 
-TARGET = ("--target", "cuda -arch=sm_90a")
-KERNEL = ("--kernel", "linear Q4_0:64x* rows=1")  # the output of attention, and of the feed-forward
-
-
-def small_roofs(facts: Any) -> list[RoofLoop]:
-    n_bytes = 1 << 16
-    kernel = read.memory_read(n_bytes)
-    return [RoofLoop(read.NAME, kernel, n_bytes // 4, (read.sums(n_bytes),), {"bytes": n_bytes})]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_the_emulated_gpu() -> Iterator[None]:
-    """Compilers make code for it, processes started here find it."""
-    folder = compiler.driver_folder()
-    libraries = [str(folder / name) for name in ("libcuda.so.1", "libcudart.so.13")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_code, "find_compiler", Emulator)
-        patch.setattr(device_programs, "find_compiler", Emulator)
-        patch.setattr(cuda, "roof_loops", small_roofs)
-        patch.setenv("LD_PRELOAD", ":".join(libraries))
-        yield
+pytestmark = pytest.mark.usefixtures("tuned_on_gpu")
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +31,7 @@ def checkpoint(tiny_model: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bundle") / "tiny.zip"
-    done = invoke("tune", checkpoint, *TARGET, *KERNEL, "--candidates", 2, "--export", path,
-                  "--db", path.parent / "none", "--json")  # fmt: skip
-    assert done.code == 0, done.err
-    assert done.json["arch"] == "sm_90a"
-    assert [len(task["kept"]) for task in done.json["tasks"]] == [3, 3]
-    assert all(task["tried"] > 6 for task in done.json["tasks"])
-    return path
-
-
-def replay(bundle: Path, results: Path, *more: object) -> Any:
-    done = invoke("tune", "--replay", bundle, "--results", results, "--json", *more)
-    assert done.code == 0, done.err
-    return done.json
-
-
-def outcomes(results: Path) -> list[str]:
-    return [t.outcome for t in TrialLog(results).read()]
-
-
-@pytest.fixture(scope="module")
-def results(bundle: Path) -> Path:
+def results(bundle: Path, tuned_on_gpu: None) -> Path:
     """Of every candidate of the bundle."""
     path = bundle.parent / "tiny.jsonl"
     told = replay(bundle, path)
@@ -141,19 +93,6 @@ def test_results_of_other_kernels_make_no_record(results: Path, tmp_path: Path) 
     assert not (tmp_path / "db").exists()
 
 
-def changed(bundle: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """The bundle with its manifest changed."""
-    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(to, "w") as file:
-        for name in source.namelist():
-            data = source.read(name)
-            if name == MANIFEST:
-                facts = json.loads(data)
-                change(facts)
-                data = json.dumps(facts).encode()
-            file.writestr(name, data)
-    return to
-
-
 def test_a_candidate_with_another_result_is_refused(bundle: Path, tmp_path: Path) -> None:
     def sabotage(facts: dict[str, Any]) -> None:
         program = facts["tasks"][0]["candidates"][1]["program"]
@@ -177,8 +116,10 @@ def test_attention_is_measured_with_a_context(
     ]
     monkeypatch.setattr(cuda, "SCHEDULES", tuple(few))
     path = tmp_path / "attention.zip"
-    done = invoke("tune", checkpoint, *TARGET, "--kernel", "attention * rows=1", "--export", path,
-                  "--db", tmp_path / "none", "--json")  # fmt: skip
+    done = invoke(
+        "tune", checkpoint, "--target", "cuda -arch=sm_90a", "--kernel", "attention * rows=1",
+        "--export", path, "--db", tmp_path / "none", "--json",
+    )  # fmt: skip
     assert done.code == 0, done.err
     (task,) = done.json["tasks"]
     assert task["kept"] == [{"warps": 4, "splits": 1, "ahead": n} for n in (1, 2)]
@@ -246,13 +187,6 @@ def test_it_runs_without_the_compiler(bundle: Path) -> None:
 
 
 # --- what does not fit ---
-
-
-def refused(*args: object) -> tuple[str, str]:
-    done = invoke("tune", *args)
-    assert (done.code, done.out) == (2, "")
-    error, hint = done.err.splitlines()
-    return error, hint
 
 
 def test_a_damaged_bundle(bundle: Path, tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +17,7 @@ import psutil
 import pytest
 import sites
 from fake_machine import small_roofs
+from rpc_lab import Lab, free_port
 
 from xpuc import tune_db
 from xpuc.codegen import target
@@ -31,6 +30,7 @@ from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.cases import make
 from xpuc.tuning.kernels import Arguments, Board, BoardLost, Call, Direct, Kernel, lost
 from xpuc.tuning.programs import Builder
+from xpuc.tuning.remote import card_of
 from xpuc.tuning.session import Budget, Session, Status
 from xpuc.tuning.tasks import Subject, Task
 from xpuc.tuning.trials import TrialLog
@@ -38,12 +38,6 @@ from xpuc.tuning.trials import TrialLog
 CRASHES = (
     "#include <stdlib.h>\nint __tvm_ffi_die(void *s, const void *a, int n, void *r) { abort(); }"
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def task(site: Site, *rows: int) -> Task:
@@ -216,59 +210,10 @@ def test_a_server_that_does_not_start_is_a_mistake_with_a_hint(
 # --- boards of a tracker ---
 
 
-class Lab:
-    """A tracker and servers on loopback, each in a process group of its own."""
-
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
-        port = free_port()
-        self.address = f"127.0.0.1:{port}"
-        self.start(
-            "tvm.exec.rpc_tracker", "--host", "127.0.0.1",
-            "--port", str(port), "--port-end", str(port + 1),
-        )  # fmt: skip
-
-    def start(self, *module: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            env=os.environ | {"TVM_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def server(self, key: str) -> subprocess.Popen[bytes]:
-        port = free_port()
-        return self.start(
-            "tvm.exec.rpc_server", "--tracker", self.address, "--key", key, "--host", "127.0.0.1",
-            "--port", str(port), "--port-end", str(port + 1),
-        )  # fmt: skip
-
-    def tracker(self, key: str, count: int) -> Tracker:
-        """Once it knows so many servers."""
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                found = Tracker(self.address, key)
-            except XpucError:
-                assert time.monotonic() < deadline
-            else:
-                if found.count == count:
-                    return found
-                found.close()
-            time.sleep(0.2)
-
-    def close(self) -> None:
-        for process in self.processes:
-            boards.stop(process)
-
-
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    started = Lab()
-    yield started
-    started.close()
+    with Lab() as started:
+        yield started
 
 
 @pytest.fixture
@@ -301,12 +246,12 @@ def test_a_session_survives_one_of_two_boards(lab: Lab, tmp_path: Path) -> None:
     tasks = [small_space(task(sites.linear(1, [("Q8_0", size, 64)]), 1)) for size in (64, 96, 128)]
     log = TrialLog(tmp_path / "trials.jsonl")
     builder = Builder(tmp_path, 2)
-    killed: list[int] = []
+    killed = threading.Event()
 
     def watch(status: Status) -> None:
-        if status.doing == "tuning" and status.trials >= 2 and not killed:
-            killed.append(servers[0].pid)
-            boards.stop(servers[0])
+        if status.doing == "tuning" and status.trials >= 2 and not killed.is_set():
+            killed.set()
+            servers[0].terminate()
 
     session = Session(
         Subject(Path("tiny.gguf"), target.resolve("llvm", None), tuple(tasks), {}),
@@ -317,7 +262,7 @@ def test_a_session_survives_one_of_two_boards(lab: Lab, tmp_path: Path) -> None:
     finally:
         builder.close()
         tracker.close()
-    assert killed
+    assert killed.is_set()
     assert all(any(t.concludes for t in result.trials) for result in findings.results)
     trials = Counter((t.task, t.kernel) for t in log.read() if not t.concludes)
     assert set(trials.values()) == {1}
@@ -333,14 +278,17 @@ def test_a_tracker_without_a_free_board_is_not_waited_for(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boards, "_REQUEST_S", 1.0)
-    server = lab.server("lab")
+    server = lab.server("lab", CUDA_VISIBLE_DEVICES="")
     tracker = lab.tracker("lab", 1)
+    with pytest.raises(XpucError, match=f"lab at {lab.address}: TVM finds no GPU there") as caught:
+        card_of(tracker)
+    assert "libcudart" in caught.value.hint
     held = tracker.connect()
     with pytest.raises(BoardLost, match="timed out"):
         tracker.connect()
     del held
     assert tracker.connect().tensor(np.arange(2)).numpy().tolist() == [0, 1]
-    boards.stop(server)
+    server.terminate()
     with pytest.raises(BoardLost):
         tracker.connect()
     tracker.close()

@@ -45,7 +45,7 @@ _KINDS = ("llvm", "cuda")
 @click.option(
     "--tracker", metavar="HOST:PORT", help="Measure on the boards of this TVM RPC tracker."
 )
-@click.option("--key", default="cpu", show_default=True, metavar="K", help="The boards' key there.")
+@click.option("--key", metavar="K", help="The boards' key there. Default: cpu, or of a GPU cuda.")
 @click.option(
     "-t",
     "--threads",
@@ -106,8 +106,8 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     with all that is done; --resume goes on.
 
     For a GPU candidates are compiled and judged by their code first. Where the GPU is on another
-    machine, --export makes a bundle of them here, --replay measures it there, and --import makes
-    records of the results here.
+    machine and no tracker knows it, --export makes a bundle of them here, --replay measures it
+    there, and --import makes records of the results here.
     """
     from xpuc.cli import tune_gpu
 
@@ -115,6 +115,8 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     if kind not in _KINDS:
         raise UnsupportedError(f"--target {kind}: cannot be tuned for", nearest(kind, _KINDS))
     if tune_gpu.is_meant(model, options):
+        if options["tracker"]:
+            _need_extra()
         tune_gpu.run(model, options, as_json, _progress)
         return
     tune_gpu.refuse_its_own(options)
@@ -172,7 +174,9 @@ def _tuned(
     watch.say("reading the model")
     threads = options["threads"] or default_threads()
     boards = (
-        Tracker(options["tracker"], options["key"]) if options["tracker"] else ThisMachine(threads)
+        Tracker(options["tracker"], options["key"] or "cpu")
+        if options["tracker"]
+        else ThisMachine(threads)
     )
     found = subject(
         model, options["kernel"], Options(target=options["target"], cpu=options["cpu"], db=folder)

@@ -6,8 +6,8 @@ import json
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,16 @@ from xpuc.cli import quantities, sources
 from xpuc.errors import RequestError, UnsupportedError, XpucError
 
 if TYPE_CHECKING:
+    from xpuc.tuning.boards import Tracker
     from xpuc.tuning.export import Shortlist
     from xpuc.tuning.recording import Imported
+    from xpuc.tuning.replay import Replay
     from xpuc.tuning.trials import Trial
 
 _NEWEST = "sm_90a"  # what a bundle is for, where neither a GPU nor an option says it
 _MINUTES = 10.0
 _MODES = ("export", "replay", "imported")
-_OF_CPUS = ("tracker", "cpu", "threads", "report", "trials")
+_OF_CPUS = ("cpu", "threads", "report", "trials")
 _OF_GPUS = ("results", "candidates")
 Facts = dict[str, Any]
 Progress = Callable[[], AbstractContextManager[Any]]
@@ -54,7 +56,7 @@ def run(model: Path | None, options: Facts, as_json: bool, progress: Progress) -
             told = _exported(model, options["export"], options, watch)
         else:
             assert model is not None
-            told = _all_here(model, options, watch)
+            told = _all_of_it(model, options, watch)
     lines = told.pop("lines")
     click.echo(json.dumps(told, indent=1) if as_json else "\n".join(lines))
 
@@ -78,11 +80,31 @@ def _refuse(model: Path | None, options: Facts, modes: list[str]) -> None:
             f"xpuc tune: {named}",
             "--replay BUNDLE and --import RESULTS take none, everything else does",
         )
+    if options["tracker"] and modes in (["export"], ["imported"]):
+        raise RequestError(
+            f"--tracker: not with --{modes[0].removesuffix('ed')}, which measures nothing",
+            "leave it out, or have --replay BUNDLE measure on the boards",
+        )
     for name in _OF_CPUS:
         if options[name]:
             raise UnsupportedError(
                 f"--{name}: not for a GPU", "see docs/tuning.md for what a session on one takes"
             )
+
+
+@contextmanager
+def _tracker(options: Facts) -> Iterator[Tracker | None]:
+    """The one to measure with; None on this machine."""
+    if not options["tracker"]:
+        yield None
+        return
+    from xpuc.tuning.boards import Tracker
+
+    boards = Tracker(options["tracker"], options["key"] or "cuda")
+    try:
+        yield boards
+    finally:
+        boards.close()
 
 
 # --- candidates into a bundle ---
@@ -127,20 +149,21 @@ def _target(wanted: str) -> str:
                 f"tune for each of its own, such as --target 'cuda -arch={_NEWEST}'",
             )
         return wanted if machine.archs else "cuda"
-    return f"cuda -arch={_own_arch() or _NEWEST}"
-
-
-def _own_arch() -> str | None:
-    """The newest architecture whose code this machine's GPU runs."""
-    from xpuc.codegen.cuda.archs import ARCHS
     from xpuc.runtime.nvidia import first_gpu
-    from xpuc.runtime.places import runs_on
 
     try:
-        capability = first_gpu().capability
+        return _target_of(first_gpu().capability)
     except XpucError:
-        return None
-    return next((name for name in reversed(ARCHS) if runs_on(name, capability)), None)
+        return f"cuda -arch={_NEWEST}"
+
+
+def _target_of(capability: str) -> str:
+    """The target of the newest architecture whose code a GPU of a compute capability runs."""
+    from xpuc.codegen.cuda.archs import ARCHS
+    from xpuc.runtime.places import runs_on
+
+    arch = next((name for name in reversed(ARCHS) if runs_on(name, capability)), _NEWEST)
+    return f"cuda -arch={arch}"
 
 
 def _list_facts(found: Shortlist) -> Facts:
@@ -178,16 +201,15 @@ def _commonest(found: Shortlist) -> str:
 
 def _replayed(path: Path, options: Facts, watch: Any) -> Facts:
     from xpuc.tuning import bundle
-    from xpuc.tuning.box import check
-    from xpuc.tuning.replay import Replay
 
     results = options["results"] or path.with_suffix(".jsonl")
     with tempfile.TemporaryDirectory(prefix="xpuc-tune-") as name:
         manifest, digest = bundle.unpack(path, Path(name))
-        replay = Replay(Path(name), manifest, results, watch.trying)
-        card = check(manifest, path)
-        replay.start(card, digest, resumes=options["resume"])
-        ended = replay.run(60 * (options["minutes"] or _MINUTES))
+        with _tracker(options) as boards:
+            replay = _replay(boards, Path(name), manifest, results, watch.trying)
+            card = replay.check(path)
+            replay.start(card, digest, resumes=options["resume"])
+            ended = replay.run(60 * (options["minutes"] or _MINUTES))
     trials = _last(results)
     order = [t.name for t in manifest.tasks]
     return {
@@ -204,17 +226,28 @@ def _replayed(path: Path, options: Facts, watch: Any) -> Facts:
     }  # fmt: skip
 
 
+def _replay(boards: Tracker | None, *bundle: Any) -> Replay:
+    """See Replay, and RemoteReplay, which imports tvm."""
+    if boards is None:
+        from xpuc.tuning.replay import Replay
+
+        return Replay(*bundle)
+    from xpuc.tuning.remote import RemoteReplay
+
+    return RemoteReplay(boards, *bundle)
+
+
 _ENDS = {"budget": "the budget was spent", "stopped": "stopped before the end"}
 
 
 def _last(results: Path) -> dict[str, list[Trial]]:
-    """The trials of each task."""
+    """The trials of each task; of a candidate that was tried again, the last."""
     from xpuc.tuning.trials import TrialLog
 
-    found: dict[str, list[Trial]] = {}
+    found: dict[str, dict[tuple[str, bool], Trial]] = {}
     for trial in TrialLog(results).read():
-        found.setdefault(trial.task, []).append(trial)
-    return found
+        found.setdefault(trial.task, {})[trial.kernel, trial.concludes] = trial
+    return {task: list(trials.values()) for task, trials in found.items()}
 
 
 def _task_facts(name: str, trials: list[Trial]) -> Facts:
@@ -288,21 +321,18 @@ def _import_lines(found: Imported, db: Path | None) -> list[str]:
     return lines
 
 
-# --- all of it here ---
+# --- all of it ---
 
 
-def _all_here(model: Path, options: Facts, watch: Any) -> Facts:
+def _all_of_it(model: Path, options: Facts, watch: Any) -> Facts:
     from xpuc import tune_db
-    from xpuc.errors import ArtifactError
-    from xpuc.runtime.nvidia import first_gpu
 
-    try:
-        first_gpu()
-    except ArtifactError as error:
-        raise ArtifactError(
-            f"--target cuda: {error.message}",
-            "with --export BUNDLE the candidates are made here, to be measured where a GPU is",
-        ) from None
+    sources.require(model)
+    with _tracker(options) as boards:
+        if boards is None:
+            _need_gpu()
+        else:
+            options = options | {"target": _target_for(boards, options["target"])}
     trials = (options["db"] or tune_db.user_folder()) / "trials"
     path, results = trials / "cuda.zip", options["results"] or trials / "cuda.jsonl"
     goes_on = options["resume"] and path.is_file()
@@ -311,6 +341,37 @@ def _all_here(model: Path, options: Facts, watch: Any) -> Facts:
     recorded = _imported(results, options["db"])
     lines = [*measured["lines"][:-1], *recorded["lines"]]
     return {"export": _without(made), "replay": _without(measured), **recorded, "lines": lines}
+
+
+def _need_gpu() -> None:
+    from xpuc.errors import ArtifactError
+    from xpuc.runtime.nvidia import first_gpu
+
+    try:
+        first_gpu()
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"--target cuda: {error.message}",
+            "--tracker HOST:PORT measures on the boards of a TVM RPC tracker; with --export BUNDLE"
+            " the candidates are made here, to be measured where a GPU is",
+        ) from None
+
+
+def _target_for(boards: Tracker, wanted: str) -> str:
+    """The target with one architecture, which the boards' GPU runs; ArtifactError if it does not.
+
+    Nothing is compiled before that is known.
+    """
+    from xpuc.tuning.remote import card_of
+
+    card = card_of(boards)
+    if wanted.split() == ["cuda"]:
+        return _target_of(card.capability)
+    target = _target(wanted)
+    _, _, arch = target.partition("-arch=")
+    if arch:
+        card.must_run(arch, f"--target '{target}'")
+    return target
 
 
 def _without(told: Facts) -> Facts:

@@ -13,6 +13,7 @@ shares.py     how much of a step each task is
 session.py    the whole on CPUs: budget, search, records
 prefilter.py  candidates for a GPU judged by their code; device_programs.py compiles them
 export.py     the best of them as a bundle (bundle.py), for a machine without a compiler
-replay.py     a bundle measured on the GPU there (box.py); recording.py: its results as records
+replay.py     a bundle measured on the GPU there (box.py); remote.py: on that of a board
+recording.py  its results as records
 report.py     what a session found, as a page; plots.py: its plots
 """

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xpuc.errors import RequestError, XpucError
-from xpuc.tuning.kernels import Board, Call, Timer, lost
+from xpuc.tuning.box import DRIVER_VERSION, Card
+from xpuc.tuning.kernels import Board, BoardLost, Call, Timer, lost
 
 _FLUSH = "cache_flush_cpu_non_first_arg"  # weights come from memory, as in a step of the model
 # Patience with a server that starts, with a tracker that answers, with one that looks for a board.
@@ -42,30 +42,44 @@ class Boards(Protocol):
         """End what was started."""
 
 
-@dataclass
 class RpcBoard:
-    """A connection to an RPC server: a kernels.Board."""
+    """A connection to an RPC server: a kernels.Board, the CPU there."""
 
-    remote: Any
+    def __init__(self, remote: Any) -> None:
+        self._remote, self.device = remote, remote.cpu()
+        self._modules: dict[Path, Any] = {}
 
-    @property
-    def device(self) -> Any:
-        return self.remote.cpu()
+    def close(self) -> None:
+        """End the connection, so that the server is free for another."""
+        with contextlib.suppress(BoardLost):
+            lost(lambda: self._remote.get_function("CloseRPCConnection")())
 
     def load(self, library: Path) -> Any:
-        """See kernels.Board."""
+        """See kernels.Board. It is sent once: a file that is mapped must not be written again."""
 
         def load() -> Any:
-            self.remote.upload(bytearray(library.read_bytes()), library.name)
-            return self.remote.load_module(library.name)
+            self._remote.upload(bytearray(library.read_bytes()), library.name)
+            return self._remote.load_module(library.name)
 
-        return lost(load)
+        if library not in self._modules:
+            self._modules[library] = lost(load)
+        return self._modules[library]
 
     def tensor(self, array: NDArray[Any]) -> Any:
         """See kernels.Board."""
         import tvm
 
         return lost(lambda: tvm.runtime.tensor(array, device=self.device))
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """See kernels.Board. Nothing is sent: TVM's RPC takes a second for 15 MB."""
+        import tvm
+
+        def written() -> Any:
+            made, other = (tvm.runtime.empty(shape, dtype, self.device) for _ in range(2))
+            return made.copyfrom(other)  # or all of it would be the one page of zeros
+
+        return lost(written)
 
     def array(self, tensor: Any) -> NDArray[Any]:
         """See kernels.Board."""
@@ -80,7 +94,7 @@ class RpcBoard:
             if repeat not in timers:
                 timers[repeat] = [
                     module.time_evaluator(
-                        call.function, self.device, number=1, repeat=repeat, f_preproc=_FLUSH
+                        call.function, self.device, number=1, repeat=repeat, **self._cold()
                     )
                     for call in calls
                 ]
@@ -95,6 +109,41 @@ class RpcBoard:
 
         return timed
 
+    def _cold(self) -> dict[str, Any]:
+        """What makes a time evaluator empty the caches before each run."""
+        return {"f_preproc": _FLUSH}
+
+
+class GpuBoard(RpcBoard):
+    """A connection to an RPC server: the first GPU there."""
+
+    def __init__(self, remote: Any) -> None:
+        super().__init__(remote)
+        self.device = remote.cuda()
+
+    def card(self) -> Card | None:
+        """The GPU; None if TVM finds none there."""
+
+        def card() -> Card | None:
+            gpu = self.device
+            if not gpu.exist:
+                return None
+            return Card(str(gpu.device_name), self._driver(), str(gpu.compute_version))
+
+        found: Card | None = lost(card)
+        return found
+
+    def _driver(self) -> str:
+        try:  # a path from the root is one on the server, not in the folder of the session
+            text: bytes = self._remote.download(str(DRIVER_VERSION))
+        except RuntimeError:
+            return "unknown"
+        return bytes(text).decode("ascii", "replace").strip("\0\n")
+
+    def _cold(self) -> dict[str, Any]:
+        # So much is written, and as much read.
+        return {"cache_flush_bytes": 2 * self.device.l2_cache_size_bytes}
+
 
 class ThisMachine:
     """An RPC server on this machine, started anew when a kernel crashed it."""
@@ -105,7 +154,7 @@ class ThisMachine:
         self._threads = threads
         self._server: subprocess.Popen[bytes] | None = None
 
-    def connect(self) -> Board:
+    def connect(self) -> RpcBoard:
         self.close()
         port = _free_port()
         self._server = _start(
@@ -139,6 +188,10 @@ class Tracker:
             raise RequestError(f"--tracker {address}: not an address", "give it as HOST:PORT")
         self._address, self._key = (host, int(port)), key
         self.name = f"{key} at {address}"
+        self.start_one = (
+            f"start one on each board: python -m tvm.exec.rpc_server --tracker {address}"
+            f" --key {key}"
+        )
         try:
             self._session = self._connected()
             names = [s["addr"] for s in self._session.summary()["server_info"]
@@ -149,19 +202,15 @@ class Tracker:
                 "start one: python -m tvm.exec.rpc_tracker --host HOST --port PORT",
             ) from None
         if not names:
-            raise XpucError(
-                f"--tracker {address}: knows no server of key {key}",
-                f"start one on each board: python -m tvm.exec.rpc_server --tracker {address} "
-                f"--key {key}",
-            )
+            raise XpucError(f"--tracker {address}: knows no server of key {key}", self.start_one)
         self.count = len(names)
 
-    def connect(self) -> Board:
-        def request() -> Board:
-            return RpcBoard(self._connected().request(self._key, max_retry=1))
+    def connect(self) -> RpcBoard:
+        return RpcBoard(self.request())
 
-        board: Board = lost(request)
-        return board
+    def request(self) -> Any:
+        """A session with a board that has no other; BoardLost if there is none."""
+        return lost(lambda: self._connected().request(self._key, max_retry=1))
 
     def close(self) -> None:
         self._session.close()

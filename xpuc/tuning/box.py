@@ -27,15 +27,25 @@ from xpuc.runtime.places import Gpu, load_cuda, own_arch, runs_on
 from xpuc.tuning.bundle import BundleManifest
 from xpuc.tuning.kernels import BoardLost, Call, Timer, lost
 
-_KERNEL_DRIVER = Path("/sys/module/nvidia/version")
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: its name, and NVIDIA's driver as it names itself."""
+    """A GPU: its name, NVIDIA's driver as it names itself, and the compute capability (9.0)."""
 
     name: str
     driver: str
+    capability: str
+
+    def must_run(self, arch: str, what: str) -> None:
+        """ArtifactError if it does not run code for an architecture, that of `what`."""
+        if not runs_on(arch, self.capability):
+            raise ArtifactError(
+                f"{what}: has code for {arch}; {self.name} is of compute capability"
+                f" {self.capability}",
+                f"give --target 'cuda -arch={own_arch(self.capability)}' with the MODEL",
+            )
 
 
 def check(manifest: BundleManifest, what: Path) -> Card:
@@ -47,14 +57,10 @@ def check(manifest: BundleManifest, what: Path) -> Card:
             f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi}'",
         )
     gpu = nvidia.first_gpu()
-    if not runs_on(manifest.arch, gpu.capability):
-        raise ArtifactError(
-            f"{what}: has code for {manifest.arch}; {gpu.name} is of compute capability"
-            f" {gpu.capability}",
-            f"export it with --target 'cuda -arch={own_arch(gpu.capability)}'",
-        )
-    driver = _KERNEL_DRIVER.read_text().strip() if _KERNEL_DRIVER.is_file() else gpu.driver
-    return Card(gpu.name, driver)
+    driver = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else gpu.driver
+    card = Card(gpu.name, driver, gpu.capability)
+    card.must_run(manifest.arch, str(what))
+    return card
 
 
 class Box:
@@ -75,6 +81,10 @@ class Box:
     def tensor(self, array: NDArray[Any]) -> Any:
         """See kernels.Board."""
         return lost(lambda: self._gpu.tensor(np.ascontiguousarray(array)))
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """See kernels.Board."""
+        return lost(lambda: self._gpu.empty(tuple(shape), dtype))
 
     def array(self, tensor: Any) -> NDArray[Any]:
         """See kernels.Board."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import FrameType
 
 
 @contextmanager
@@ -17,3 +18,17 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def told(tell: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C calls this, whenever it comes, and does nothing else."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        tell()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

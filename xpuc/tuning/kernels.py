@@ -37,6 +37,9 @@ class Board(Protocol):
     def tensor(self, array: NDArray[Any]) -> Any:
         """A copy of an array there."""
 
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor there that holds anything, in memory of its own."""
+
     def array(self, tensor: Any) -> NDArray[Any]:
         """The contents of a tensor there."""
 

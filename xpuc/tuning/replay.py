@@ -2,32 +2,30 @@
 
 They run in a process of their own: a kernel that breaks takes the GPU's context along, so that
 process is ended and another goes on after it. What is measured is in the results before the next
-thing is; those who stop it lose at most the candidate it is at.
+thing is; those who stop it lose at most the candidate it is at. (On a GPU elsewhere: remote.py.)
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from xpuc.errors import ArtifactError, FileError, RequestError, XpucError
 from xpuc.tuning import bundle, interrupts
-from xpuc.tuning.box import Box, Card
+from xpuc.tuning.box import Box, Card, check
 from xpuc.tuning.bundle import Blocks, BundledTask, BundleManifest
 from xpuc.tuning.candidates import Candidate
 from xpuc.tuning.kernels import Board, BoardLost
 from xpuc.tuning.roofs import RoofKernels
-from xpuc.tuning.trials import CRASHED, KEPT, MEASURED, NOTHING, WRONG, Trial, TrialLog
+from xpuc.tuning.trials import CRASHED, KEPT, LOST, MEASURED, NOTHING, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
 
 RESULTS_VERSION = 1
@@ -84,6 +82,11 @@ class Replay:
     manifest: BundleManifest
     results: Path
     watch: Callable[[str, int, int, int], None] = lambda task, done, total, trials: None
+    at: dict[str, Any] | None = field(init=False, default=None)  # the trial that is under way
+
+    def check(self, what: Path) -> Card:
+        """The card that the bundle, `what`, can be measured on; XpucError if there is none."""
+        return check(self.manifest, what)
 
     def start(self, card: Card, digest: str, *, resumes: bool) -> None:
         """Open the results of a bundle on a card; RequestError if they are of another."""
@@ -106,57 +109,59 @@ class Replay:
 
     def run(self, seconds: float) -> str:
         """Measure until all is done or the time is up; why it ended: done, budget or stopped."""
-        deadline, context = time.monotonic() + seconds, multiprocessing.get_context("spawn")
+        deadline = time.monotonic() + seconds
         while True:
-            own, others = context.Pipe()
-            left = deadline - time.monotonic()
-            process = context.Process(target=_work, args=(self.folder, self.results, left, others))
-            with _stopped_by_ctrl_c(own):
-                with interrupts.held_back():
-                    process.start()
-                others.close()
-                at, ended = self._follow(own)
-                process.join()
+            self.at = None
+            ended = self.play(deadline)
             if ended is not None:
                 return ended
-            if at is None:
+
+    def play(self, deadline: float) -> str | None:
+        """Why it ended; None if it broke at a candidate, which is in the results as that."""
+        context = multiprocessing.get_context("spawn")
+        own, others = context.Pipe()
+        left = deadline - time.monotonic()
+        process = context.Process(target=_work, args=(self.folder, self.results, left, others))
+
+        def stop() -> None:
+            with suppress(OSError):
+                own.send("stop")
+
+        with interrupts.told(stop):
+            with interrupts.held_back():
+                process.start()
+            others.close()
+            ended = self._follow(own)
+            process.join()
+        if ended is None:
+            if self.at is None:
                 raise XpucError(
                     f"the process that measures ended by itself (exit code {process.exitcode})",
                     "see whether nvidia-smi shows the GPU in order, then go on with --resume",
                 )
-            TrialLog(self.results).append(Trial(**at | {"outcome": CRASHED}))
+            TrialLog(self.results).append(Trial(**self.at | {"outcome": CRASHED}))
+        return ended
 
-    def _follow(self, own: Connection) -> tuple[dict[str, Any] | None, str | None]:
-        """What the process is at when it ends without a word, or why it ended."""
-        at: dict[str, Any] | None = None
+    def heed(self, told: tuple[str, Any]) -> None:
+        """What a Play tells."""
+        kind, what = told
+        if kind == STATUS:
+            self.watch(*what)
+        else:
+            self.at = what
+
+    def _follow(self, own: Connection) -> str | None:
+        """Why the process ended; None if it did without a word."""
         while True:
             try:
                 kind, told = own.recv()
             except (EOFError, OSError):
-                return at, None
+                return None
             if kind == "error":
                 raise XpucError(*told)
             if kind == "ended":
-                return None, str(told)
-            if kind == STATUS:
-                self.watch(*told)
-            else:
-                at = told
-
-
-@contextmanager
-def _stopped_by_ctrl_c(own: Connection) -> Iterator[None]:
-    """What is at the other end is told of Ctrl-C, whenever that comes."""
-
-    def tell(number: int, frame: FrameType | None) -> None:
-        with suppress(OSError):
-            own.send("stop")
-
-    before = signal.signal(signal.SIGINT, tell)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+                return str(told)
+            self.heed((kind, told))
 
 
 def _work(folder: Path, results: Path, seconds: float, parent: Connection) -> None:
@@ -235,7 +240,7 @@ class Play:
         for candidate in others:
             if self._is_spent():
                 return False
-            if candidate.kernel not in known:
+            if candidate.kernel not in known or known[candidate.kernel].outcome == LOST:
                 self._try(task, bench, candidate.at(library))
         best = max(others, key=lambda c: self._counts(known, c), default=in_use)
         if self._counts(known, best) <= 1.0:
@@ -264,7 +269,7 @@ class Play:
         self._known[task.name][candidate.kernel] = trial
 
     def _at(self, task: BundledTask, candidate: Candidate) -> None:
-        """Tell the parent what is run next: if this process ends, it was that."""
+        """Tell what is run next: if it breaks, it was that."""
         self._tell_of((AT, asdict(_trial(task, candidate, CRASHED))))
 
     def _tell(

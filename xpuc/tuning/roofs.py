@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from xpuc.bench.roofs import Roofs
 from xpuc.tuning.kernels import Board, Call, Direct
 from xpuc.tuning.timing import Times
@@ -15,7 +13,7 @@ from xpuc.tuning.timing import Times
 
 @dataclass(frozen=True)
 class Loop:
-    """A kernel that measures a limit: int32 (elements,) -> int32 of shape `result`.
+    """A kernel that measures a limit: any int32 (elements,) -> int32 of shape `result`.
 
     A call of it reads so many bytes or makes so many operations; the first of a target's reads
     memory.
@@ -40,11 +38,7 @@ class RoofKernels:
                 Call(
                     loop.function,
                     tuple(
-                        board.tensor(array)
-                        for array in (
-                            np.arange(loop.elements, dtype=np.int32),
-                            np.zeros(loop.result, np.int32),
-                        )
+                        board.empty(shape, "int32") for shape in ((loop.elements,), loop.result)
                     ),
                 ),
             )

@@ -13,6 +13,7 @@ from typing import Any
 from xpuc.tune_db import Measurement
 
 MEASURED, WRONG, CRASHED, REFUSED = "measured", "wrong", "crashed", "refused"
+LOST = "lost"  # of a GPU: with its board, once; it is tried again
 KEPT, NOTHING = "kept", "nothing faster"  # how a task is concluded
 
 
