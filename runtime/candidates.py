@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Many
 from operator import neg
 
@@ -44,8 +44,7 @@ class Candidates:
         )
         self._ids, self._spare_ids, self._places = (Scratch(n_vocab, "intp") for _ in range(3))
         self._sums, self._values = (Scratch(n_vocab, "float64") for _ in range(2))
-        self._operand, self._cost = Scratch(1, "float32"), Scratch(1, "float64")
-        self._total = np.empty((), np.float64)
+        self._single, self._total = np.empty(1, np.float32), np.empty(1, np.float64)
         self._is_in = bytearray(n_vocab)
         self._mask = np.frombuffer(self._is_in, np.bool_)
         group = max(1, min(_GROUP, n_vocab // _N_GROUPS))
@@ -80,9 +79,15 @@ class Candidates:
 
     def operand(self, number: float) -> Floats:
         """A float32 number (1,) for numpy, which makes an array of one of Python's."""
-        return self._operand.holding((number,))
+        self._single[0] = number
+        return self._single
 
-    def keep(self, places: Iterable[int] | Indexes, *, is_sorted: bool) -> None:
+    def _double(self, number: float) -> Doubles:
+        """A float64 one."""
+        self._total[0] = number
+        return self._total
+
+    def keep(self, places: Collection[int] | Indexes, *, is_sorted: bool) -> None:
         """Drop all others; `places` gives the new order too."""
         wanted = places if isinstance(places, np.ndarray) else self._places.holding(places)
         n = len(wanted)
@@ -148,29 +153,28 @@ class Candidates:
         if self._is_whole:
             return self._places.holding(values), self._values.holding(values.values())
         found = [(place, id_) for place, id_ in enumerate(self.ids.tolist()) if id_ in values]
-        places = self._places.holding(place for place, _ in found)
-        return places, self._values.holding(values[id_] for _, id_ in found)
+        places = self._places.holding([place for place, _ in found])
+        return places, self._values.holding([values[id_] for _, id_ in found])
 
-    def scale(self, places: Indexes, divisor: float) -> None:
-        """Divide the positive logits at these places, multiply the others."""
-        n, logits, operand = len(places), self.writable(), self.operand(divisor)
-        seen, divided = self._seen[n], self._other[n]
-        logits.take(places, out=seen, mode="clip")
-        np.divide(seen, operand, out=divided)
-        np.multiply(seen, operand, out=seen)
-        (np.minimum if divisor >= 1 else np.maximum)(seen, divided, out=seen)
-        logits.put(places, seen)
-
-    def lower(self, places: Indexes, costs: Doubles, cost: float) -> None:
-        """Subtract from the logits at these places their `costs`, then `cost`, in float64."""
+    def penalise(
+        self, places: Indexes, times: Doubles, *, repeat: float, frequency: float, presence: float
+    ) -> None:
+        """Lower the logits at these places: positive ones divided by `repeat`, others multiplied,
+        in float32, less `times * frequency` and `presence`, in float64."""
         n, logits = len(places), self.writable()
-        seen, sums = self._seen[n], self._sums[n]
-        logits.take(places, out=seen, mode="clip")
-        np.copyto(sums, seen)
-        np.subtract(sums, costs, out=sums)
-        np.subtract(sums, self._cost.holding((cost,)), out=sums)
-        np.copyto(seen, sums, casting="same_kind")
-        logits.put(places, seen)
+        seen = logits.take(places, out=self._seen[n], mode="clip")
+        if repeat != 1:
+            divided = np.divide(seen, self.operand(repeat), out=self._other[n])
+            np.multiply(seen, self.operand(repeat), out=seen)
+            (np.minimum if repeat > 1 else np.maximum)(seen, divided, out=seen)
+        if frequency or presence:
+            np.multiply(times, self._double(frequency), out=times)
+            lower = self._sums[n]
+            np.copyto(lower, seen)
+            np.subtract(lower, times, out=lower)
+            np.subtract(lower, self._double(presence), out=lower)
+            np.copyto(seen, lower, casting="same_kind")
+        logits[places] = seen
 
     def weights(self) -> Floats:
         """exp(logit - largest logit) (n,); sums of them are to be taken in float64."""
@@ -180,7 +184,7 @@ class Candidates:
 
     def log_sum(self) -> float:
         """log of the sum of exp(logit), float64."""
-        np.add.reduce(self.weights(), dtype=np.float64, out=self._total)
+        np.add.reduce(self.weights(), dtype=np.float64, out=self._total, keepdims=True)
         return self.largest + math.log(self._total.item())
 
     def reached(self, weights: Floats) -> Many[float]:
@@ -204,31 +208,33 @@ class Candidates:
             self._is_grouped = True
         return self._maxima.all.data
 
-    def _top(self, k: int) -> Iterable[int] | Indexes:
+    def _top(self, k: int) -> list[int] | Indexes:
         """The places of the `k` largest, falling; equal ones by rising place."""
         n, logits = len(self), self.logits
         if n <= FEW:
-            places: Iterable[int] | Indexes = range(n)
+            places: Collection[int] | Indexes = range(n)
         elif k >= n:
             return np.argsort(-logits, kind="stable")
         elif self._is_whole and k <= len(self._groups):
             places = self._from(self._grouped()[-k])
         else:
-            places = self._from(np.partition(logits, n - k).item(n - k))
+            places = self._from(np.partition(logits, n - k).item(n - k), few=k < FEW)
         if isinstance(places, np.ndarray):
             return places[np.argsort(-logits[places], kind="stable")[:k]]
         return sorted(places, key=logits.data.__getitem__, reverse=True)[:k]
 
-    def _from(self, bound: float) -> list[int] | Indexes:
-        """The places of the logits that are no less than a bound, rising; a list if it is short."""
+    def _from(self, bound: float, *, few: bool = True) -> list[int] | Indexes:
+        """The places of the logits that are no less than a bound, rising; a list if they are few,
+        where that may be."""
         n = len(self)
         is_in = self._mask if n == self._n_vocab else self._mask[:n]
         np.greater_equal(self.logits, self.operand(bound), out=is_in)
-        places: list[int] = []
-        place = self._is_in.find(True, 0, n)
-        while place >= 0:
-            if len(places) == FEW:
-                return np.flatnonzero(is_in)
-            places.append(place)
-            place = self._is_in.find(True, place + 1, n)
-        return places
+        if few:
+            places: list[int] = []
+            find, place = self._is_in.find, -1
+            for _ in range(FEW):
+                place = find(True, place + 1, n)
+                if place < 0:
+                    return places
+                places.append(place)
+        return np.flatnonzero(is_in)

@@ -69,12 +69,12 @@ def penalties(candidates: Candidates, draw: Draw) -> None:
     params = draw.params
     last_n = params.penalty_last_n if params.penalty_last_n >= 0 else len(draw.tokens)
     counts = Counter(draw.tokens[max(len(draw.tokens) - last_n, 0) :])
-    costs = {token: n * params.frequency_penalty for token, n in counts.items()}
-    places, of_places = candidates.find(costs)
-    if params.repeat_penalty != 1:
-        candidates.scale(places, params.repeat_penalty)
-    if params.frequency_penalty or params.presence_penalty:
-        candidates.lower(places, of_places, params.presence_penalty)
+    candidates.penalise(
+        *candidates.find(counts),
+        repeat=params.repeat_penalty,
+        frequency=params.frequency_penalty,
+        presence=params.presence_penalty,
+    )
 
 
 def dry(candidates: Candidates, draw: Draw) -> None:

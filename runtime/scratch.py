@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,10 @@ class Scratch:
             return self._parts[n]
         return self.all if n == len(self.all) else self.all[:n]
 
-    def holding(self, values: Iterable[float]) -> npt.NDArray[Any]:
-        """Its first entries, which are these values now."""
+    def holding(self, values: Collection[float]) -> npt.NDArray[Any]:
+        """These values: if there are no more than FEW in its first entries."""
+        if len(values) > FEW:
+            return np.fromiter(values, self.all.dtype, len(values))
         numbers = array(self._numbers.format, values)
         self._numbers[: len(numbers)] = numbers
         return self[len(numbers)]

@@ -97,6 +97,32 @@ def test_penalties() -> None:
     assert whole.logits.tolist() == [2.5, -3.0, 1.0, 1.5]
 
 
+@given(
+    st.integers(0, 2**32), st.integers(1, 700), st.integers(0, 900),
+    st.floats(0.1, 3.0), st.floats(-1.0, 1.0), st.floats(-1.0, 1.0), st.booleans(),
+)  # fmt: skip
+def test_penalties_one_token_at_a_time(
+    seed: int, n: int, n_tokens: int, repeat: float, frequency: float, presence: float, few: bool
+) -> None:
+    logits = tenths(seed, n)
+    tokens = np.random.default_rng(seed).integers(0, n, n_tokens).tolist()
+    candidates = candidates_of(logits)
+    if few:
+        candidates.keep_top(40)
+    expected = dict(zip(candidates.ids.tolist(), candidates.logits.tolist(), strict=True))
+    for token in set(tokens) & set(expected):
+        logit, by = np.float32(expected[token]), np.float32(repeat)
+        less = tokens.count(token) * frequency
+        expected[token] = np.float32(
+            float(logit / by if logit > 0 else logit * by) - less - presence
+        )
+    options = {"repeat_penalty": repeat, "frequency_penalty": frequency}
+    draw = draw_of(tokens, **options, presence_penalty=presence, penalty_last_n=-1)
+    NAMED["penalties"].apply(candidates, draw)
+    assert candidates.ids.tolist() == list(expected)
+    assert candidates.logits.tolist() == list(expected.values())
+
+
 def test_xtc_drops_all_above_the_threshold_but_the_last() -> None:
     logits = np.log([0.4, 0.3, 0.2, 0.1])
     options: dict[str, Any] = {"xtc_probability": 1.0, "xtc_threshold": 0.15}

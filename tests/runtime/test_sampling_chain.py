@@ -238,7 +238,7 @@ MADE: list[tuple[dict[str, Any], int]] = [
     ({}, 0),
     ({"min_p": 0.3, "top_p": 0.5, "min_keep": 20}, 0),
     (PENALTIES, 0),
-    (PENALTIES | {"penalty_last_n": -1}, 0),
+    (PENALTIES | {"penalty_last_n": -1}, 5),
     (PENALTIES | {"temperature": 0}, 0),
     ({"temperature": 0}, 0),
     ({"logit_bias": {3: 1.0}}, 2),
@@ -252,7 +252,7 @@ MADE: list[tuple[dict[str, Any], int]] = [
 def test_what_arrays_a_token_makes(options: dict[str, Any], most: int, n_vocab: int) -> None:
     random = np.random.default_rng(0)
     rows = list((4 * random.standard_normal((12, n_vocab))).astype(np.float32))
-    tokens = random.integers(0, n_vocab, 200).tolist()
+    tokens = random.integers(0, n_vocab, 400).tolist()
     chain = Chain(SamplingParams(**options), seed=0)
     chain.sample(rows[0], tokens)
     with of_arrays() as arrays:
