@@ -13,8 +13,8 @@ from tvm import IRModule, relax, transform
 from xpuc.codegen import cuda
 from xpuc.codegen.calling import operands_in_a_tuple, result_given
 from xpuc.codegen.linker import link, require_linker
+from xpuc.codegen.memory_plan import plan_memory, storage_bytes
 from xpuc.codegen.target import CompileTarget
-from xpuc.codegen.tensor_views import share_tensor_views
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,12 @@ def plan(module: IRModule) -> tuple[IRModule, dict[str, int]]:
             relax.transform.ToNonDataflow(),
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
-            relax.transform.StaticPlanBlockMemory(),
-            share_tensor_views(),
+            plan_memory(),
             result_given(),
         ]
     )(module)
     return planned, {
-        gv.name_hint: _storage_bytes(f)
+        gv.name_hint: storage_bytes(f)
         for gv, f in planned.functions_items()
         if isinstance(f, relax.Function)
     }
@@ -137,19 +136,3 @@ def _match_codes(match: relax.Call) -> list[int]:
     """What a match_shape (tensor, heap, n, code, value, code, ...) does with each dimension."""
     n = int(match.args[2].value)
     return [int(match.args[3 + 2 * i].value) for i in range(n)]
-
-
-def _storage_bytes(function: relax.Function) -> int:
-    total = 0
-
-    def visit(expr: Any) -> None:
-        nonlocal total
-        if (
-            isinstance(expr, relax.Call)
-            and getattr(expr.op, "name", "") == "relax.memory.alloc_storage"
-        ):
-            sizes = expr.args[0].values
-            total += int(sizes[0])
-
-    relax.analysis.post_order_visit(function, visit)
-    return total

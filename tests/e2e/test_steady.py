@@ -71,21 +71,18 @@ def test_a_real_model_decodes_without_allocating(
 def test_depth_costs_a_prompt_no_memory(
     shim: Path, compiled: Callable[..., Path], tiny_model: Callable[..., Path]
 ) -> None:
-    """Two layers have no layer between the first and the last, whose turn with the storages takes
-    one small one more: 3 layers plan what 24 do, and 2 hardly less."""
+    """What is planned for 2 layers is what is planned for 24, and asked of the system."""
     planned, asked = {}, {}
-    for layers in (2, 3, 24):
+    for layers in (2, 24):
         gguf = tiny_model("llama", weights="Q8_0", layers=layers)
         path = compiled(gguf, plainly=True, ctx=512, max_batch=1, max_chunk=64)
         planned[layers] = read_manifest(path).memory["activations"]
         printed = allocations.preloaded(shim, TESTS / "first_prefill.py", path)
         asked[layers] = json.loads(printed)
-    assert planned[3] == planned[24]
-    assert asked[3] == asked[24]
-    assert 0.98 * planned[24] < planned[2] <= planned[24]
+    assert planned[2] == planned[24]
+    assert asked[2] == asked[24]
     # The pool asks for whole pages, one or more for each of a few dozen storages.
-    assert planned[24] <= asked[24] <= planned[24] + 64 * 4096
-    assert asked[24] - asked[2] <= 4096
+    assert planned[24] <= asked[24] <= planned[24] + 24 * 4096
 
 
 def test_the_counters_count(shim: Path) -> None:
