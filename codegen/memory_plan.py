@@ -4,11 +4,11 @@ A step is one straight line of launches. A result lives from the launch that wri
 that reads it, and results that never live at once can have one storage, of whatever dtype each is.
 Kernels take no tensor that begins inside its storage, so a storage holds one result at a time.
 
-The largest results are placed first, each in the smallest storage that is free as long as it lives:
-so no storage grows, and a layer more, which is alive with what the others were, needs no memory.
-(TVM's StaticPlanBlockMemory goes by the order of launches instead. There a small result may take a
-free storage of up to 16 times its size, which the next layer's large one then misses and, where no
-larger one is free, a storage grows; and results of two dtypes never share.)
+The largest results are placed first, each in the smallest storage that is free while it lives. So
+no storage ever grows, and what one layer leaves decides nothing for the next: 2 layers take what 24
+do. (TVM's StaticPlanBlockMemory goes by the order of launches: a small result takes a free storage
+of up to 16 times its size, the large one after it a new one, or a smaller one that has to grow.
+Results of two dtypes never share there.)
 """
 
 from __future__ import annotations
