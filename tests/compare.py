@@ -21,14 +21,15 @@ LEAST = 1e-9
 
 def log_softmax(logits: ArrayLike) -> F64:
     """Logprobs in float64, over the last axis."""
-    x = np.asarray(logits, np.float64)
-    shifted = x - x.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    x = np.array(logits, np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
 
 
 def margins(logits: ArrayLike) -> F64:
     """Nats between the likeliest and the second, (n,)."""
-    best = np.partition(np.asarray(logits, np.float64), -2, axis=-1)[..., -2:]
+    best = np.partition(logits, -2, axis=-1)[..., -2:].astype(np.float64)
     return best[..., 1] - best[..., 0]
 
 

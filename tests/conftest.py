@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import models
 import pytest
 from hypothesis import settings
 
-# Before anything imports tvm or numpy's BLAS: the tests share two cores.
+# Before anything imports tvm or numpy: the tests share two cores, and a thread of OpenBLAS that
+# waits for a core keeps the others from theirs.
 os.environ.setdefault("TVM_NUM_THREADS", "2")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("xpuc", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -82,6 +84,15 @@ def real_model(name: str) -> Path:
         return models.model_path(name)
     except models.ModelError as error:
         pytest.fail(f"no {name}: {error}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models run on one thread where nobody asks for more: two that share their cores with another
+    process wait for each other at every kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xpuc.runtime.model.default_threads", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

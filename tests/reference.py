@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_reader import Reader
 from numpy.typing import NDArray
 from reference_ops import (
     F32,
@@ -181,7 +182,7 @@ class Reference:
     """A model. `forward` reads a whole prompt; `session` keeps keys and values between steps."""
 
     def __init__(self, path: Path | str) -> None:
-        reader = gguf.GGUFReader(path)
+        reader = Reader(path)
         self.facts = read_facts(Metadata(reader))
         self.weights = Weights(reader)
         self.vocab = int(self.weights.packed["token_embd.weight"].shape[1])

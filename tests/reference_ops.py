@@ -141,8 +141,7 @@ def attention(q: F32, k: F32, v: F32, *, scale: float, window: int = 0, cap: flo
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)
             rows = q[start:stop, mine].transpose(1, 0, 2)  # (group, rows, head_dim)
-            scores = (rows @ k[first:last, head].T) * np.float32(scale)
-            scores = softcap(scores, cap)
-            scores[:, hidden] = -np.inf
+            scores = softcap((rows @ k[first:last, head].T) * np.float32(scale), cap)
+            np.copyto(scores, -np.inf, where=hidden)
             out[start:stop, mine] = (softmax(scores) @ v[first:last, head]).transpose(1, 0, 2)
     return out

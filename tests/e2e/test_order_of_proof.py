@@ -263,7 +263,7 @@ def test_from_the_pool_from_the_store_and_after_a_restart(subject: Subject, tmp_
         assert engine.kv.counters.store_tokens > found // 2
     errand = Errand(
         str(subject.artifact), str(tmp_path), subject.prompts, GREEDY,
-        {"ctx": CTX, "n_sequences": 12, "threads": 1},
+        {"ctx": CTX, "n_sequences": 12, "threads": 2},
     )  # fmt: skip
     done = subprocess.run(
         [sys.executable, row_bits_program], input=json.dumps(asdict(errand)),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gguf
 import gguf_files as files
 import pytest
+from gguf_reader import Reader
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ class Header:
 
 
 def header_of(path: Path) -> Header:
-    reader = gguf.GGUFReader(path)
+    reader = Reader(path)
     places: set[int] = set()
     for field in [*reader.fields.values(), *(tensor.field for tensor in reader.tensors)]:
         at = field.offset

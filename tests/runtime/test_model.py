@@ -16,6 +16,7 @@ from xpuc.errors import ArtifactError, RequestError
 from xpuc.runtime import memory, model
 from xpuc.runtime.engine import Engine, load
 from xpuc.runtime.kv_pool import in_layer_order
+from xpuc.runtime.model import default_threads  # before a fixture of all tests replaces it
 
 PROMPT = [5, 6, 7, 8]
 
@@ -161,7 +162,7 @@ def test_one_thread_for_each_core(monkeypatch):
     monkeypatch.setattr(model, "_first_sibling", siblings.__getitem__)
     for allowed, threads in (({0, 1, 2, 3, 4}, 3), ({0, 2}, 1), ({3, 4}, 2)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, c=allowed: c, raising=False)
-        assert model.default_threads() == threads
+        assert default_threads() == threads
 
 
 @pytest.mark.slow
