@@ -146,7 +146,7 @@ def _type_facts(ty: Type) -> list[Any]:
     """[dtype, dimension, ...] of a tensor, a list of those of a tuple; a symbol is its name."""
     if isinstance(ty, relax.TupleType):
         return [_type_facts(field) for field in ty.fields]
-    return [str(ty.dtype), *(_dimension(d) for d in ty.shape)]
+    return [str(ty.dtype), *map(_dimension, ty.shape.values)]
 
 
 def _type(facts: list[Any], symbols: dict[str, Any]) -> Type:
