@@ -158,13 +158,10 @@ def command(
     if engine:
         _measure_engine(model, as_json, rest)
         return
-    _check_peer(vs, peer_model, rest["peer_python"])
-    if peer_model is None and vs and not sources.is_artifact(model):
-        peer_model = model
-    if vs and peer_model is None:
-        raise RequestError("--vs llama.cpp: needs the checkpoint", "name it with --model FILE.gguf")
+    compared = _compared(vs, model, peer_model, rest["peer_python"])
     from xpuc.bench import Session, cases
     from xpuc.bench.ours import Ours
+    from xpuc.bench.peer import Peer
     from xpuc.runtime.model import default_threads
 
     wanted = cases(rest["prompts"], rest["generated"], rest["depths"], rest["batches"])
@@ -172,12 +169,12 @@ def command(
         raise RequestError("-p 0 and -n 0 leave nothing to measure", "give one of them a length")
     threads = rest["threads"] or default_threads()
     artifact = sources.artifact(model, max(case.n_context for case in wanted))
-    if peer_model is not None and vs:
-        _check_same(artifact, peer_model)
+    if compared is not None:
+        _check_same(artifact, compared)
     ours = Ours.load(
         artifact, threads, wanted, **{name: rest[name] for name in engine_options.MODES}
     )
-    peer = _peer(peer_model, threads, wanted, rest["peer_python"]) if vs else None
+    peer = Peer(compared, threads, wanted, rest["peer_python"]) if compared else None
     try:
         rows = Session(wanted, ours, threads, peer).run(
             rest["rounds"] or _ROUNDS, _progress, by_kernel=rest["profile"]
@@ -198,17 +195,18 @@ def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
     bench_engine.run(sources.artifact(model), threads, rounds, sizes, as_json)
 
 
-def _check_peer(vs: str | None, model: Path | None, python: str | None) -> None:
-    """Refuse options of a peer where none is asked for."""
-    for flag, value in (("--model", model), ("--peer-python", python)):
-        if value is not None and vs is None:
-            raise RequestError(f"{flag} needs --vs", f"add --vs llama.cpp, or leave {flag} out")
-
-
-def _peer(model: Any, threads: int, wanted: Any, python: str | None) -> Any:
-    from xpuc.bench.peer import Peer
-
-    return Peer(model, threads, wanted, python)
+def _compared(
+    vs: str | None, model: Path, peer_model: Path | None, peer_python: str | None
+) -> Path | None:
+    """The checkpoint that the peer runs; None without a peer, whose options are refused then."""
+    if vs is None:
+        for flag, value in (("--model", peer_model), ("--peer-python", peer_python)):
+            if value is not None:
+                raise RequestError(f"{flag} needs --vs", f"add --vs llama.cpp, or leave {flag} out")
+        return None
+    if peer_model is None and sources.is_artifact(model):
+        raise RequestError(f"--vs {vs}: needs the checkpoint", "name it with --model FILE.gguf")
+    return peer_model or model
 
 
 def _check_same(artifact: Path, checkpoint: Path) -> None:
