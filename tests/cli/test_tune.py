@@ -30,7 +30,7 @@ from xpuc.runtime import nvidia
 from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning import timing
-from xpuc.tuning.export import Shortlist, Tried
+from xpuc.tuning.export import CANDIDATES, Shortlist, Tried
 from xpuc.tuning.tasks import Subject, subject
 from xpuc.tuning.trials import TrialLog
 
@@ -249,6 +249,11 @@ def test_what_comes_next_names_another_cpu_than_this_one(tmp_path: Path) -> None
     )
     here = Subject(tmp_path / "a b.gguf", resolve("llvm"), (), {})
     assert tune._next(here, None) == f"xpuc compile '{here.path}'"
+
+
+def test_the_default_that_help_tells_is_the_shortlists() -> None:
+    told = " ".join(invoke("tune", "--help").out.split())
+    assert f"besides what is in use. Default: {CANDIDATES}." in told
 
 
 def test_the_commonest_reason_is_told_whatever_its_numbers() -> None:

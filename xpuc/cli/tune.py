@@ -94,7 +94,7 @@ _KINDS = ("llvm", "cuda")
     "--candidates",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of a GPU: how many of an operation are timed, besides what is in use.  [default: 6]",
+    help="Of a GPU: how many of an operation are timed, besides what is in use. Default: 6.",
 )
 @shared_options.as_json
 def command(model: Path | None, as_json: bool, **options: Any) -> None:

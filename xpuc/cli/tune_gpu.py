@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities, sources
+from xpuc.cli.tune import DEFAULT_MINUTES
 from xpuc.errors import RequestError, UnsupportedError, XpucError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from xpuc.tuning.trials import Trial
 
 _NEWEST = "sm_90a"  # what a bundle is for, where neither a GPU nor an option says it
-_MINUTES = 10.0
 _MODES = ("export", "replay", "imported")
 _OF_CPUS = ("cpu", "threads", "report", "trials")
 _OF_GPUS = ("results", "candidates")
@@ -209,7 +209,7 @@ def _replayed(path: Path, options: Facts, watch: Any) -> Facts:
             replay = _replay(boards, Path(name), manifest, results, watch.trying)
             card = replay.check(path)
             replay.start(card, digest, resumes=options["resume"])
-            ended = replay.run(60 * (options["minutes"] or _MINUTES))
+            ended = replay.run(60 * (options["minutes"] or DEFAULT_MINUTES))
     trials = _last(results)
     order = [t.name for t in manifest.tasks]
     return {
