@@ -14,6 +14,8 @@ from emu.tune_runs import changed, outcomes, refused, replay
 from rpc_lab import Lab
 
 from xpuc.tuning import boards, timing
+from xpuc.tuning.box import Card
+from xpuc.tuning.remote import RemoteReplay
 from xpuc.tuning.trials import Trial, TrialLog
 
 pytestmark = pytest.mark.usefixtures("tuned_on_gpu")
@@ -133,6 +135,24 @@ def test_ctrl_c_ends_a_replay_on_a_board_too(
         assert done.code == 130
     assert outcomes(results) == ["measured"] * 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_boards_of_a_key_that_differ(
+    lab: Lab, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "version"
+    monkeypatch.setattr(boards, "DRIVER_VERSION", version)
+    start = RemoteReplay.start
+
+    def started(replay: RemoteReplay, card: Card, *more: Any, **resumes: bool) -> None:
+        start(replay, card, *more, **resumes)
+        version.write_text("581\n")  # where a session is measured, which is another
+
+    monkeypatch.setattr(RemoteReplay, "start", started)
+    version.write_text("580\n")
+    error, hint = refused("--replay", bundle, "--results", tmp_path / "r.jsonl", *on_a_board(lab))
+    assert "has emulated sm_90a, driver 581; it had emulated sm_90a, driver 580" in error
+    assert "a key of their own" in hint
 
 
 def test_a_board_with_another_gpu(lab: Lab, bundle: Path, checkpoint: Path, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def _replayed(path: Path, options: Facts, watch: Any) -> Facts:
         "lines": [
             *_task_lines(order, trials),
             "",
-            f"on {card.name}, driver {card.driver}",
+            f"on {card}",
             *([] if ended == "done" else [f"{_ENDS[ended]}: --resume goes on"]),
             f"results  {results}",
             f"next     xpuc tune --import {shlex.quote(str(results))}, where the model is compiled",

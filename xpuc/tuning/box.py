@@ -38,6 +38,9 @@ class Card:
     driver: str
     capability: str
 
+    def __str__(self) -> str:
+        return f"{self.name}, driver {self.driver}"
+
     def must_run(self, arch: str, what: str) -> None:
         """ArtifactError if it does not run code for an architecture, that of `what`."""
         if not runs_on(arch, self.capability):

@@ -56,7 +56,7 @@ class RemoteReplay(Replay):
             with _connected(self._boards) as (board, card):
                 if card != self._card:
                     raise XpucError(
-                        f"{self._boards.name}: another GPU than before ({card}, {self._card})",
+                        f"{self._boards.name}: has {card}; it had {self._card}",
                         "give the boards of each kind of GPU a key of their own",
                     )
                 roofs = RoofKernels(board, self.folder / bundle.ROOFS, self.manifest.loops)
