@@ -4,7 +4,8 @@
 
 It holds xpuc's wheel and those it needs for each CPython, artifacts compiled for GPUs (Llama 3 8B
 without its weights; SmolLM2, whose weights are most of the bytes, if it is given), test vectors
-of the kernels, and a plan of what to measure. --tune is a file of `xpuc tune --export`.
+of the kernels, and a plan of what to measure. --tune is a file of `xpuc tune --export`. Called
+again, it goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from venvs import build_wheel
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent.parent
-SCRIPTS = ("run.sh", "measure.py", "vectors.py")
-MODEL, SMOLLM2, KERNELS, TUNE = "llama-3-8b.xpuc", "smollm2.xpuc", "kernels", "tune.bundle"
+SCRIPTS = ("run.sh", "measure.py", "vectors.py", "difference.py")
+MODEL, KERNELS, TUNE = "llama-3-8b.xpuc", "kernels", "tune.bundle"
+SMOLLM2, EXPECTED = "smollm2.xpuc", "smollm2.json"
 PROMPT, N_IDS = "The capital of France is", 16
 LIMIT_S = 460  # of all parts; the whole script has 8 minutes
 TESTS = (
@@ -37,7 +40,10 @@ TESTS = (
     "test_attention",
     "test_int8",
     "test_matmul_hopper",
+    "test_sample",
+    "test_target_free",
 )
+_CHECKS = {0: "exactly numpy's", 1: "codes a step from numpy's", None: "UNCHECKED"}
 _PLATFORMS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_28_x86_64")
 
 
@@ -52,18 +58,57 @@ def main() -> None:
     parser.add_argument("--target", default="cuda -arch=sm_80,sm_90a")
     given = parser.parse_args()
     out: Path = given.out
-    out.mkdir(parents=True)
-    fetch_wheels(out / "wheels", given.python.split(","))
-    compile_llama(out / MODEL, given.target)
+    about = {"revision": revision(), "target": given.target, "python": given.python}
+    begin(out, about)
+    made(out / "wheels", fetch_wheels, given.python.split(","))
+    made(out / MODEL, compile_llama, given.target)
     if given.smollm2 is not None:
-        compile_smollm2(given.smollm2, out, given.target)
-    record_kernels(out / KERNELS)
+        made(out / SMOLLM2, compile_smollm2, given.smollm2, given.target)
+        made(out / EXPECTED, answer_here, given.smollm2)
+    for name in TESTS:
+        made(out / KERNELS / name, record_kernels, name)
     if given.tune is not None:
         shutil.copyfile(given.tune, out / TUNE)
-    finish(out, plan(out))
+    finish(out, {"about": about, "limit_s": LIMIT_S, "parts": list(_parts(out))})
     sizes = {each.name: bytes_of(each) for each in sorted(out.iterdir())}
     for name, n_bytes in [*sizes.items(), ("all", sum(sizes.values()))]:
         sys.stdout.write(f"{n_bytes / 1e6:8.1f} MB  {name}\n")
+    for check, kernels in sorted(checks(out / KERNELS).items()):
+        sys.stdout.write(f"{len(kernels):5} calls of {len(set(kernels))} kernels: {check}\n")
+
+
+def begin(out: Path, about: dict[str, str]) -> None:
+    """A new bundle; or one of the same revision and options, which was stopped."""
+    note = out / "about.json"
+    if not out.exists():
+        out.mkdir(parents=True)
+        note.write_text(json.dumps(about))
+    elif not note.exists() or json.loads(note.read_text()) != about:
+        raise SystemExit(f"{out} is no bundle of {about}: name a new folder")
+
+
+def made(path: Path, make: Callable[..., object], *arguments: object) -> None:
+    """A part of the bundle by make(path, ...), unless it is there; never half of it."""
+    if path.exists():
+        return
+    partial = path.parent / "partial" / path.name
+    shutil.rmtree(partial.parent, ignore_errors=True)
+    partial.parent.mkdir(parents=True)
+    make(partial, *arguments)
+    partial.rename(path)
+    partial.parent.rmdir()
+
+
+def checks(kernels: Path) -> dict[str, list[str]]:
+    """What results are held to by numpy, as the widest tolerance of a call says: the kernels of
+    those calls."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(kernels.rglob("*.json")):
+        for case in json.loads(path.read_text()):
+            widest = max((each["tolerance"] for each in case["expected"]), default=None)
+            kernel = f"{path.parent.name} {case['function']}"
+            found.setdefault(_CHECKS.get(widest, f"within {widest} of numpy's"), []).append(kernel)
+    return found
 
 
 def bytes_of(path: Path) -> int:
@@ -92,14 +137,18 @@ def compile_llama(path: Path, target: str) -> None:
     checkpoint.unlink()
 
 
-def compile_smollm2(checkpoint: Path, out: Path, target: str) -> None:
-    """For GPUs; and what the CPU answers, to compare with."""
-    sizes = ("--ctx", "512", "--max-batch", "1")
-    xpuc("compile", checkpoint, "-o", out / SMOLLM2, "--target", target, *sizes)
-    here = out / "cpu.xpuc"
-    xpuc("compile", checkpoint, "-o", here, *sizes)
-    (out / "smollm2.json").write_text(json.dumps({"ids": json.loads(xpuc(*answer(here)))["ids"]}))
-    shutil.rmtree(here)
+def compile_smollm2(path: Path, checkpoint: Path, *target: str) -> None:
+    """For GPUs, or this machine's CPU."""
+    options = ("--target", *target) if target else ()
+    xpuc("compile", checkpoint, "-o", path, "--ctx", "512", "--max-batch", "1", *options)
+
+
+def answer_here(path: Path, checkpoint: Path) -> None:
+    """What the CPU answers, to compare with."""
+    with tempfile.TemporaryDirectory() as scratch:
+        here = Path(scratch) / SMOLLM2
+        compile_smollm2(here, checkpoint)
+        path.write_text(json.dumps({"ids": json.loads(xpuc(*answer(here)))["ids"]}))
 
 
 def answer(artifact: Path | str) -> list[Any]:
@@ -107,18 +156,19 @@ def answer(artifact: Path | str) -> list[Any]:
     return ["run", artifact, "-p", PROMPT, "--raw", "-n", N_IDS, "--temp", 0, "--json"]
 
 
-def record_kernels(folder: Path) -> None:
-    """The calls of the tests of tests/emu."""
-    for name in TESTS:
-        test = REPO / "tests" / "emu" / f"{name}.py"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not hardware", str(test)]
-        module = (folder / f"{name}.ir").resolve()
-        record = ["-p", "device.recorder", "--record", str(module)]
-        path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-        subprocess.run(
-            [*command, *record], cwd=REPO, check=True, env=os.environ | {"PYTHONPATH": path}
+def record_kernels(folder: Path, name: str) -> None:
+    """The calls of a test of tests/emu."""
+    test = REPO / "tests" / "emu" / f"{name}.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not hardware", str(test)]
+    module = (folder / "kernels.ir").resolve()
+    record = ["-p", "device.recorder", "--record", str(module)]
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([*command, *record], cwd=REPO, check=True, env=os.environ | {"PYTHONPATH": path})
+    if not module.exists():
+        raise SystemExit(
+            f"{test} records no kernel: it gives emu.device.run none that it can build"
         )
-        build(module)
+    build(module)
 
 
 def xpuc(*arguments: object) -> str:
@@ -127,20 +177,19 @@ def xpuc(*arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def plan(out: Path) -> dict[str, Any]:
-    """What is measured, in this order: what matters most first, as the time may not do for all."""
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=REPO, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return {"about": {"revision": revision}, "limit_s": LIMIT_S, "parts": list(_parts(out))}
+def revision() -> str:
+    """Of xpuc, by git."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _parts(out: Path) -> Iterator[dict[str, Any]]:
     able = {"exit_codes": [0, 1], "expected": {"can_run_cuda": True}}  # it cannot compile
     yield part("doctor", 20, "xpuc", "doctor", "--json") | able
     yield part("kernels", 60, "python", "vectors.py", KERNELS, MODEL)
-    if (out / SMOLLM2).is_dir():
-        expected = json.loads((out / "smollm2.json").read_text())
+    if (out / EXPECTED).is_file():
+        expected = json.loads((out / EXPECTED).read_text())
         yield part("smollm2", 40, "xpuc", *answer(SMOLLM2)) | {"expected": expected}
     sizes = {"generated": "64", "prompts": "512,2048", "depths": "0,2048", "batches": "1,8,16"}
     yield from benchmarks(MODEL, **sizes)
@@ -181,7 +230,7 @@ def part(name: str, limit_s: int, *command: object) -> dict[str, Any]:
 
 
 def finish(out: Path, plan: dict[str, Any]) -> None:
-    """The scripts, and the plan they follow."""
+    """The scripts, and the plan they follow: what matters most first, as the time may not do."""
     for name in SCRIPTS:
         shutil.copy(HERE / name, out / name)
     (out / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")

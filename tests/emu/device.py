@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,11 @@ def build(*functions: Any) -> Any:
         return tvm.compile(module, target=MACHINE.tvm, tir_pipeline=cuda.PIPELINE)
 
 
+@lru_cache(maxsize=8)
+def _built(kernel: Any) -> Any:
+    return build(kernel)[kernel.attrs["global_symbol"]]
+
+
 def run(function: Any, *arguments: Any) -> list[np.ndarray]:
     """The contents of its Out and InOut arguments after one call of a kernel.
 
@@ -80,7 +86,7 @@ def run(function: Any, *arguments: Any) -> list[np.ndarray]:
     """
     kernel = function if isinstance(function, tvm.tirx.PrimFunc) else None
     if kernel is not None:
-        function = build(function)[function.attrs["global_symbol"]]
+        function = _built(kernel)
     results = []
     for order in fake_driver.ORDERS:
         with _environment("XPUC_EMU_ORDER", order):

@@ -22,6 +22,7 @@ class Matrix:
     weight: Weight
     values: Any  # f64 (rows, k)
     planes: list[Any]
+    raw: Any  # blocks as GGUF has them, uint8 (rows, bytes of a row)
 
 
 def matrix(format: str, rows: int, k: int, seed: int = 0) -> Matrix:
@@ -30,7 +31,7 @@ def matrix(format: str, rows: int, k: int, seed: int = 0) -> Matrix:
     assert kind.name == format, f"{k} columns are no whole blocks of {format}"
     raw = raw.view(np.uint8)
     values = gguf.dequantize(raw, gguf.GGMLQuantizationType[format]).astype(np.float64)
-    return Matrix(Weight(format, rows), values, list(layouts.pack(format, raw).values()))
+    return Matrix(Weight(format, rows), values, list(layouts.pack(format, raw).values()), raw)
 
 
 def activation(kind: str, n: int, k: int) -> tuple[list[Any], Any]:
@@ -46,8 +47,3 @@ def activation(kind: str, n: int, k: int) -> tuple[list[Any], Any]:
 def kind_of(format: str) -> str:
     """What a matrix of the format is multiplied with by default."""
     return "q8" if packed(format).is_quantised else "f32"
-
-
-def error(got: Any, want: Any) -> float:
-    """The largest difference, in terms of the largest value."""
-    return float(np.abs(got - want).max() / np.abs(want).max())

@@ -1,4 +1,4 @@
-"""tests/device/run.sh on the emulated GPU: what a box runs, with a tiny model and two kernels."""
+"""tests/device/run.sh on the emulated GPU: what a box runs, with a tiny model and three kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,43 @@ import pytest
 from activations import q8a, q8a_shapes
 from device import bundle
 from device.libraries import build
-from device.recorder import Recording
+from device.recorder import Recording, recording
 from emu import compiler
 from emu.device import Emulator, Out, run
+from expectations import close, same
 
+from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.schedules.cuda import elementwise
 from xpuc.schedules.cuda.quantize import quantize
 
 pytestmark = pytest.mark.slow
 
 
-def vectors(path: Path, *, is_wrong: bool) -> None:
-    """Recorded calls of two kernels; of one with a wrong result."""
-    recording = Recording()
+class Subtracting(Emulator):
+    """A compiler whose code adds wrongly."""
+
+    def compile(self, source: str, archs: Sequence[str]) -> Fatbin:
+        assert " + delta" in source
+        return super().compile(source.replace(" + delta", " - delta"), archs)
+
+
+def vectors(path: Path, compiler: Emulator) -> None:
+    """Recorded calls of three kernels, the last of which is held to nothing."""
     x = np.random.default_rng(0).standard_normal((5, 160), np.float32)
-    outputs = [Out(*shape) for shape in q8a_shapes(160, len(x))]
-    kernel = quantize(160, None)
-    recording.add("quantize", kernel, (x, *outputs), list(q8a(x)))
-    assert len(run(kernel, x, *outputs)) == 4
-    add = elementwise.residual_add(160, 5)
-    recording.add("add", add, (x, x, Out((5, 160), "float32")), [x + x + is_wrong])
-    recording.write(path)
-    build(path, Emulator())
+    with recording(Recording()) as recorded:
+        outputs = [Out(*shape) for shape in q8a_shapes(160, len(x))]
+        for got, want in zip(run(quantize(160, None), x, *outputs), q8a(x), strict=True):
+            same(got, want)
+        (h,) = run(elementwise.residual_add(160, 5), x, 3 * x, Out((5, 160), "float32"))
+        close(h[3:, 1::2], 4 * x[3:, 1::2].astype(np.float64), 1e-6)
+        recorded.end("passed", passed=True)
+        run(elementwise.residual_add(160, 5), x, x, Out((5, 160), "float32"))
+        recorded.end("failed", passed=False)
+        rows = np.array([4, 0], np.int32)
+        run(elementwise.take_rows(160, 5, 2), x, rows, Out((2, 160), "float32"))
+        recorded.end("compares nothing", passed=True)
+    recorded.write(path)
+    build(path, compiler)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +62,8 @@ def results(
     out = tmp_path_factory.mktemp("bundle")
     bundle.fetch_wheels(out / "wheels", [f"{sys.version_info.major}.{sys.version_info.minor}"])
     (out / "tiny.xpuc").symlink_to(on_gpu("llama"))
-    vectors(out / "kernels" / "a.ir", is_wrong=False)
-    vectors(out / "wrong" / "a.ir", is_wrong=True)
+    vectors(out / "kernels" / "a.ir", Emulator())
+    vectors(out / "wrong" / "a.ir", Subtracting())
     sizes = {"generated": "3", "prompts": "16", "depths": "0,20", "batches": "1,2", "rounds": "1"}
     parts = [
         bundle.part("doctor", 60, "xpuc", "doctor", "--json")
@@ -84,13 +99,18 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(results: dict[str, A
     assert failed["tokens"].endswith("expected ['none']")
 
 
-def test_kernels_are_compared_with_what_was_recorded(results: dict[str, Any]) -> None:
+def test_kernels_are_held_to_numpys_numbers(results: dict[str, Any]) -> None:
+    """A kernel that is wrong on the box fails, and whose numbers nobody knows is named."""
     right, wrong = results["kernels"]["found"], results["wrong"]["found"]
-    assert (right["kernels"], right["same_bits"], right["wrong"]) == (2, 2, [])
-    assert (wrong["kernels"], wrong["same_bits"]) == (2, 1)
+    assert (right["calls"], right["same_bits"], right["wrong"]) == (3, 3, [])
+    assert right["unchecked"] == wrong["unchecked"] == ["take_rows_160_r2"]
+    for row in right["rows"]:
+        assert all(off <= 1e-6 for off in row["differences"])
+    assert (wrong["calls"], wrong["same_bits"], wrong["wrong"]) == (3, 2, ["add_160_r5"])
     (row,) = (each for each in wrong["rows"] if each["wrong"])
-    assert row["test"] == "add"
-    assert row["differences"][0] > 0.1
+    assert row["test"] == "passed"
+    assert row["differences"] == [pytest.approx(1.5)]  # -2 x in place of 4 x
+    assert row["tolerances"] == [1e-5]  # a GPU's at least
 
 
 def test_speed_is_measured_of_each_test_and_kernel(results: dict[str, Any]) -> None:

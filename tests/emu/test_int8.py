@@ -8,8 +8,10 @@ import gguf
 import numpy as np
 import pytest
 from activations import q8a, values_of
+from device.difference import difference
 from emu.device import Out, run
-from emu.gpu_weights import Matrix, error, matrix
+from emu.gpu_weights import Matrix, matrix
+from expectations import close, same
 from tiny_weights import random_matrix
 
 from xpuc.schedules.cuda import int8_matmul, layouts
@@ -32,14 +34,33 @@ def test_what_pays() -> None:
         assert why_not(format)
 
 
+def codes_of(format: str, raw: Any) -> Any:
+    """What GGUF's blocks multiply with the scale of 32 columns, int8 (elements,)."""
+    blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]][1])
+    width = 16 if format == "IQ4_XS" else 32  # of bytes whose lower halves come first
+    pairs = blocks[:, -128:].reshape(-1, 1, width) >> np.array([[0], [4]], np.uint8)
+    nibbles = (pairs & 15).reshape(-1, 8, 32)
+    if format == "IQ4_XS":
+        return np.array(gguf.quants.IQ4_NL.kvalues, np.int8)[nibbles].reshape(-1)
+    if format == "Q5_K":
+        nibbles |= (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
+    return nibbles.astype(np.int8).reshape(-1)
+
+
+def widened(format: str, raw: Any, planes: dict[str, Any]) -> Any:
+    """The copy of a matrix made by the kernel, int8 (rows * k,)."""
+    want = codes_of(format, raw)
+    elements = [planes[name] for name in element_planes(format)]
+    (codes,) = run(widen(format), *elements, Out(want.shape, "int8"))
+    same(codes, want)
+    return codes
+
+
 def copy_of(format: str, rows: int, k: int, seed: int = 0) -> tuple[Matrix, Any]:
-    """A random matrix, and its copy made by the kernel, int8 (rows * k,)."""
+    """A random matrix, and its copy."""
     made = matrix(format, rows, k, seed)
     names = [plane.name for plane in layouts.planes(format, rows, k)]
-    planes = dict(zip(names, made.planes, strict=True))
-    elements = [planes[name] for name in element_planes(format)]
-    (codes,) = run(widen(format), *elements, Out((rows * k,), "int8"))
-    return made, codes
+    return made, widened(format, made.raw, dict(zip(names, made.planes, strict=True)))
 
 
 @pytest.mark.parametrize("format", PAYING)
@@ -49,8 +70,7 @@ def test_a_copy_is_exact(format: str) -> None:
     raw, _ = random_matrix(np.random.default_rng(0), format, (rows, k), 0.05)
     raw = raw.view(np.uint8)
     planes = layouts.pack(format, raw)
-    elements = [planes[name] for name in element_planes(format)]
-    (codes,) = run(widen(format), *elements, Out((rows * k,), "int8"))
+    codes = widened(format, raw, planes)
     blocks = rows * k // GROUP
     scale = planes["d"][:blocks, None].astype(np.float32) * planes["scales"][: 8 * blocks].reshape(
         blocks, 8
@@ -70,10 +90,32 @@ def random_x(n: int, k: int) -> Any:
     return x
 
 
-def grouped(x: Any) -> list[Any]:
+def regrouped(x: Any) -> list[Any]:
     """What the kernel makes of the rows' q8a."""
     n, k = x.shape
     return run(regroup(k), *q8a(x), *(Out(shape, dtype) for _, shape, dtype in shapes(n, k)))
+
+
+def grouped(x: Any) -> list[Any]:
+    """The same, of rows of numbers."""
+    got = regrouped(x)
+    for a, b in zip(got, groups_of(*q8a(x)[:2]), strict=True):
+        same(a, b)
+    return got
+
+
+def groups_of(quants: Any, scales: Any) -> tuple[Any, Any, Any]:
+    """Codes, scale and sums of a q8a: its halves in terms of the largest scale of their group."""
+    n, k = quants.shape[1], 32 * len(quants)
+    halves = scales.transpose(1, 0, 2).reshape(n, k // GROUP, 16)
+    scale = halves.max(2)
+    by = np.divide(halves, scale[..., None], where=scale[..., None] > 0, out=np.zeros_like(halves))
+    given = quants.transpose(1, 0, 2).reshape(n, k // GROUP, 16, 16)
+    codes = np.rint(given * by[..., None].astype(np.float32)).astype(np.int8)
+    total = codes.reshape(n, k // GROUP, 8, 32).sum(3, dtype=np.int64)
+    low = (total + 32) % 64 - 32
+    sums = np.concatenate([low, total - low], 2)
+    return codes.reshape(n, k), scale.T, sums.transpose(1, 0, 2)
 
 
 def grouped_values(tensors: list[Any]) -> Any:
@@ -84,30 +126,19 @@ def grouped_values(tensors: list[Any]) -> Any:
 
 def test_activations_in_groups() -> None:
     n, k = 7, 512
-    quantised = q8a(random_x(n, k))
-    codes, scale, sums = grouped(random_x(n, k))
-    halves = quantised[1].transpose(1, 0, 2).reshape(n, k // GROUP, 16)
-    want = halves.max(2)
-    np.testing.assert_array_equal(scale, want.T)
-    by = np.divide(halves, want[..., None], where=want[..., None] > 0, out=np.zeros_like(halves))
-    given = quantised[0].transpose(1, 0, 2).reshape(n, k // GROUP, 16, 16)
-    np.testing.assert_array_equal(
-        codes, np.rint(given * by[..., None].astype(np.float32)).astype(np.int8).reshape(n, k)
-    )
-    total = codes.reshape(n, k // GROUP, 8, 32).sum(3, dtype=np.int64)
-    digits = sums.astype(np.int64).transpose(1, 0, 2)
-    np.testing.assert_array_equal(digits[..., :8] + digits[..., 8:], total)
-    assert np.abs(digits[..., :8]).max() <= 32
-    assert not (digits[..., 8:] % 64).any()
-    assert error(grouped_values([codes, scale, sums]), values_of(quantised)) < 0.5 / 127
+    tensors = grouped(random_x(n, k))
+    off = difference(grouped_values(tensors), values_of(q8a(random_x(n, k))))
+    assert off < 0.5 / 127
 
 
 def test_a_nan_is_kept_by_its_group() -> None:
     x = random_x(3, 512)
     x[1, 300] = np.nan
     with np.errstate(all="ignore"):
-        _, scale, _ = grouped(x)
-    assert np.isnan(scale).tolist() == [[False] * 3, [False, True, False]]
+        _, scale, _ = regrouped(x)
+        want = groups_of(*q8a(np.nan_to_num(x))[:2])[1]
+    want[1, 1] = np.nan
+    same(scale, want)
 
 
 @pytest.mark.parametrize("format", PAYING)
@@ -117,7 +148,7 @@ def test_a_projection(format: str) -> None:
     x = grouped(random_x(n, k))
     kernel = int8_matmul.int8_matmul([w.weight], k)
     (y,) = run(kernel, *x, *w.planes, codes, Out((n, rows), "float32"))
-    assert error(y, grouped_values(x) @ w.values.T) < 1e-5
+    close(y, grouped_values(x) @ w.values.T, 1e-5)
 
 
 def test_several_matrices_with_biases_in_other_tiles() -> None:
@@ -132,7 +163,7 @@ def test_several_matrices_with_biases_in_other_tiles() -> None:
     (y,) = run(kernel, *x, *planes, *(c for _, c in parts), bias, Out((9, 110), "float32"))
     want = grouped_values(x) @ np.concatenate([w.values for w, _ in parts]).T
     want[:, 70:] += bias
-    assert error(y, want) < 1e-5
+    close(y, want, 1e-5)
 
 
 def test_gate_and_up() -> None:
@@ -144,4 +175,4 @@ def test_gate_and_up() -> None:
     (h,) = run(kernel, *inputs, Out((n, rows), "float32"))
     values = grouped_values(x)
     gates, ups = values @ gate.values.T, values @ up.values.T
-    assert error(h, gates / (1 + np.exp(-gates)) * ups) < 1e-5
+    close(h, gates / (1 + np.exp(-gates)) * ups, 1e-5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from draws import GREEDY, draw, rows_of
 from emu.device import Out, build, call, run
+from expectations import same
 
 from xpuc.artifact import TOP_K
 from xpuc.runtime.sampler import Chain
@@ -18,22 +19,35 @@ from xpuc.schedules.cuda.sample import group_best, groups_of, sample
 EDGE = 1e-6  # a draw or a cut this close to a sum may be rounded to either side of it
 
 
-def sampled(logits: np.ndarray, options: list[dict[str, Any]]) -> list[int]:
-    """Ids, in every order of threads."""
+def sampled(logits: np.ndarray, options: list[dict[str, Any]], want: Any) -> None:
+    """Assert that these ids are drawn."""
     m, v = logits.shape
     find, choose = kernels(v)
     rows = rows_of(options)
     (best,) = run(find, logits, rows, Out((m, groups_of(v)), "uint32"))
+    same(best, best_keys(logits, options))
     (ids,) = run(choose, logits, best, rows, Out((m,), "int32"))
-    return [int(id_) for id_ in ids]
+    same(ids, want)
 
 
 @cache
 def kernels(v: int) -> tuple[Any, Any]:
-    """Built once for a vocabulary."""
-    made = [group_best(v), sample(v)]
-    built = build(*made)
-    return tuple(built[kernel.attrs["global_symbol"]] for kernel in made)
+    """Of a vocabulary; `run` builds each once."""
+    return group_best(v), sample(v)
+
+
+def best_keys(logits: np.ndarray, options: list[dict[str, Any]]) -> np.ndarray:
+    """The largest of each 32 neighbours, as a number in the order of floats; that of a banned id is
+    the least, of a NaN the largest."""
+    m, v = logits.shape
+    bits = logits.view(np.uint32)
+    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    for row, given in zip(keys, options, strict=True):
+        row[list(given.get("banned", ()))] = 0
+    keys[np.isnan(logits)] = 0xFFFFFFFF
+    padded = np.zeros((m, 32 * groups_of(v)), np.uint32)
+    padded[:, :v] = keys
+    return padded.reshape(m, -1, 32).max(2)
 
 
 def normal(m: int, v: int, scale: float = 3.0) -> np.ndarray:
@@ -49,9 +63,9 @@ def test_options_of_a_row_are_its_own(v: int) -> None:
         {"top_k": 7, "top_p": 0.9, "min_p": 0.02, "temperature": 0.3, "u": 0.97},
     ]  # fmt: skip
     want = [draw(row, o)[0] for row, o in zip(logits, options, strict=True)]
-    assert sampled(logits, options) == want
+    sampled(logits, options, want)
     for row, o, id_ in zip(logits[-3:], options[-3:], want[-3:], strict=True):
-        assert sampled(row[None], [o]) == [id_]
+        sampled(row[None], [o], id_)
 
 
 @pytest.mark.parametrize("arrange", ["falling", "rising", "few values", "one group", "equal"])
@@ -70,7 +84,7 @@ def test_the_largest_are_found_however_they_lie(arrange: str) -> None:
         logits[:] = -2.5
     draws = [{"u": u, "temperature": 1e3} for u in np.linspace(0.001, 0.999, 7)]
     rows = np.repeat(logits, len(draws), axis=0)
-    assert sampled(rows, draws) == [draw(logits[0], o)[0] for o in draws]
+    sampled(rows, draws, [draw(logits[0], o)[0] for o in draws])
 
 
 def test_logits_that_are_no_numbers_have_no_id_and_impossible_ones_are_not_drawn() -> None:
@@ -81,10 +95,8 @@ def test_logits_that_are_no_numbers_have_no_id_and_impossible_ones_are_not_drawn
     logits[4] = logits[5] = -np.inf
     logits[6, 10:], logits[7, 990] = -np.inf, np.nan
     with_u = {"u": 0.999999}
-    got = sampled(logits, [with_u, GREEDY, with_u, GREEDY, with_u, GREEDY, with_u, GREEDY])
-    assert got[:6] == [-1, -1, -1, 70, -1, 0]
-    assert got[6] == draw(logits[6, :10], with_u)[0]
-    assert got[7] == -1
+    want = [-1, -1, -1, 70, -1, 0, draw(logits[6, :10], with_u)[0], -1]
+    sampled(logits, [with_u, GREEDY] * 4, want)
 
 
 @pytest.mark.parametrize("v", [40, 997])
@@ -97,10 +109,10 @@ def test_banned_ids_are_not_there(v: int) -> None:
         {"u": 1 - 1e-9, "top_p": 0.9, "banned": [falling[2]]},
     ]  # fmt: skip
     want = [draw(row, o)[0] for row, o in zip(logits, options, strict=True)]
-    assert sampled(logits, options) == want
+    sampled(logits, options, want)
     assert want[0] == falling[1]
     logits[0, falling[0]], logits[1, :] = np.nan, np.nan
-    assert sampled(logits, options)[:2] == [-1, -1]
+    sampled(logits, options, [-1, -1, *want[2:]])
 
 
 def test_cold_and_hot_draws() -> None:
@@ -108,10 +120,9 @@ def test_cold_and_hot_draws() -> None:
     likeliest = int(logits[0].argmax())
     cold = {"temperature": 1e-8, "u": 0.9999}
     hot = {"temperature": 1e8, "u": 63.5 / 64}
-    ids = sampled(logits, [cold, hot, hot | {"top_p": 0.5}, hot | {"min_p": 1.0}])
-    assert ids[0] == ids[3] == likeliest
-    assert ids[1] == np.argsort(-logits[0])[TOP_K - 1]  # although its weight was 0 before
-    assert ids[2] == draw(logits[0], hot | {"top_p": 0.5})[0]
+    last = np.argsort(-logits[0])[TOP_K - 1]  # although its weight was 0 before
+    want = [likeliest, last, draw(logits[0], hot | {"top_p": 0.5})[0], likeliest]
+    sampled(logits, [cold, hot, hot | {"top_p": 0.5}, hot | {"min_p": 1.0}], want)
 
 
 @pytest.mark.slow
@@ -133,7 +144,8 @@ def test_hundreds_of_requests_get_what_the_host_gives_them() -> None:
         id_, edge = draw(row, options[-1])
         edges.append(edge)
         assert edge < EDGE or id_ == want[-1]
-    find, choose = kernels(v)
+    built = build(*kernels(v))
+    find, choose = (built[kernel.attrs["global_symbol"]] for kernel in kernels(v))
     rows = rows_of(options)
     (best,) = call(find, logits, rows, Out((m, groups_of(v)), "uint32"))
     (ids,) = call(choose, logits, best, rows, Out((m,), "int32"))
