@@ -4,8 +4,8 @@
 
 It holds xpuc's wheel and those it needs for each CPython, artifacts compiled for GPUs (Llama 3 8B
 without its weights; SmolLM2, whose weights are most of the bytes, if it is given), test vectors
-of the kernels, and a plan of what to measure. --tune is a file of `xpuc tune --export`. Called
-again, it goes on where it was stopped.
+of the kernels, and a plan of what to measure. --tune is a file of `xpuc tune --export`. OUT.tar.gz
+is all of it, to carry. Called again, it goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PLATFORMS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_28_x
 
 
 def main() -> None:
-    """Make it, and say what it weighs."""
+    """Make it and its archive, say what they weigh and what the kernels are held to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--smollm2", type=Path, metavar="FILE.gguf")
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--python", default=own, metavar="3.11,3.12", help="of the box")
     parser.add_argument("--target", default="cuda -arch=sm_80,sm_90a")
     given = parser.parse_args()
-    out: Path = given.out
+    out: Path = given.out.resolve()
     about = {"revision": revision(), "target": given.target, "python": given.python}
     begin(out, about)
     made(out / "wheels", fetch_wheels, given.python.split(","))
@@ -70,9 +70,9 @@ def main() -> None:
     if given.tune is not None:
         shutil.copyfile(given.tune, out / TUNE)
     finish(out, {"about": about, "limit_s": LIMIT_S, "parts": list(_parts(out))})
-    sizes = {each.name: bytes_of(each) for each in sorted(out.iterdir())}
-    for name, n_bytes in [*sizes.items(), ("all", sum(sizes.values()))]:
-        sys.stdout.write(f"{n_bytes / 1e6:8.1f} MB  {name}\n")
+    archive = Path(shutil.make_archive(str(out), "gztar", out.parent, out.name))
+    for each in [*sorted(out.iterdir()), out, archive]:
+        sys.stdout.write(f"{bytes_of(each) / 1e6:8.1f} MB  {each.name}\n")
     for check, kernels in sorted(checks(out / KERNELS).items()):
         sys.stdout.write(f"{len(kernels):5} calls of {len(set(kernels))} kernels: {check}\n")
 

@@ -10,7 +10,7 @@ from activations import q8a, q8a_shapes
 from emu.device import Out, run
 from expectations import close, close_q8a, same
 
-from xpuc.schedules.cuda import elementwise
+from xpuc.schedules.cuda import elementwise, read
 from xpuc.schedules.cuda.argmax import argmax
 from xpuc.schedules.cuda.norm import rms_norm
 from xpuc.schedules.cuda.quantize import quantize
@@ -96,6 +96,15 @@ def test_elementwise() -> None:
     same(out, x + y)
     (out,) = run(elementwise.softcap(130, None, 30.0), y, Out((5, 130), "float32"))
     close(out, 30 * np.tanh(y / 30.0), 1e-6)
+    (out,) = run(elementwise.zeros(130, None, "int32"), Out((5, 130), "int32"))
+    same(out, 0)
+
+
+def test_memory_read() -> None:
+    w = np.random.default_rng(0).integers(-1000, 1000, (3, 8, 256, 4)).astype(np.int32)
+    threads = read.sums(w.nbytes)
+    (y,) = run(read.memory_read(w.nbytes), w.reshape(-1), Out((threads,), "int32"))
+    same(y.reshape(3, 256), w.sum((1, 3)))
 
 
 def test_rope_table() -> None:
