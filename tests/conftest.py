@@ -107,6 +107,25 @@ def gemma3_gguf() -> Path:
     return real_model("gemma3")
 
 
+def tokenizer_spec(path: Path) -> Any:
+    from xpuc.frontend.gguf import open_gguf
+    from xpuc.frontend.tokenizer import convert_tokenizer
+
+    return convert_tokenizer(open_gguf(path).metadata, path=str(path))
+
+
+@pytest.fixture(scope="session")
+def smollm2_spec(smollm2_gguf: Path) -> Any:
+    """What is made of SmolLM2's tokenizer, a frontend.tokenizer.TokenizerSpec."""
+    return tokenizer_spec(smollm2_gguf)
+
+
+@pytest.fixture(scope="session")
+def gemma3_spec(gemma3_gguf: Path) -> Any:
+    """The same of Gemma 3's, which takes seconds."""
+    return tokenizer_spec(gemma3_gguf)
+
+
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2_gguf: Path) -> Any:
     """The oracle of SmolLM2, a reference.Reference; its widened weights (0.5 GB) live as long."""

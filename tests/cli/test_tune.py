@@ -160,14 +160,13 @@ def test_ctrl_c_ends_it_with_all_that_is_done(checkpoint: Path, tmp_path: Path) 
     log = TrialLog(tmp_path / "trials" / "llvm.jsonl")
     session = subprocess.Popen(
         [sys.executable, "-m", "xpuc", "tune", str(checkpoint), "--db", str(tmp_path),
-         "--kernel", "linear*", "--threads", "1", "--json"],  # far more than two trials
+         "--kernel", KERNELS, "--threads", "1", "--json"],  # far more than two trials
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while len(list(log.read())) < 2 and session.poll() is None and time.monotonic() < deadline:
+    while len(list(log.read())) < 2 and session.poll() is None:
         time.sleep(0.05)
     os.killpg(session.pid, signal.SIGINT)  # as a terminal does: the compilers get it as well
-    out, err = session.communicate(timeout=60)
+    out, err = session.communicate()
     assert session.returncode == 0, err
     assert err == ""
     told = json.loads(out)

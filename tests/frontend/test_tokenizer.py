@@ -12,16 +12,13 @@ from tiny_tokenizers import CONTROL, NORMAL, USER, VOCABULARIES
 from tokenizer_files import bpe, bpe_with, build, convert, metadata_of, spm
 
 from xpuc.errors import FileError, UnsupportedError
-from xpuc.frontend.gguf import open_gguf
-from xpuc.frontend.tokenizer import convert_tokenizer
 
 UNUSED = 5
 
 
 @pytest.mark.model
-def test_facts_of_smollm2(smollm2_gguf):
-    facts = convert_tokenizer(open_gguf(smollm2_gguf).metadata, path="m").facts
-    assert facts == {
+def test_facts_of_smollm2(smollm2_spec):
+    assert smollm2_spec.facts == {
         "model": "gpt2",
         "pre": "smollm",
         "n_vocab": 49152,
@@ -50,9 +47,8 @@ def test_facts_of_smollm2(smollm2_gguf):
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_facts_of_gemma3(gemma3_gguf):
-    spec = convert_tokenizer(open_gguf(gemma3_gguf).metadata, path="m")
-    facts = spec.facts
+def test_facts_of_gemma3(gemma3_spec):
+    facts = gemma3_spec.facts
     assert (facts["model"], facts["n_vocab"], facts["bos_id"], facts["eos_id"]) == (
         "llama", 262144, 2, 1,
     )  # fmt: skip
@@ -62,7 +58,7 @@ def test_facts_of_gemma3(gemma3_gguf):
     assert facts["token_types"]["byte"] == [[238, 493]]
     assert facts["chat_template"] == "builtin gemma"
     # One merge a token at most: every split of every token would be 514,847.
-    assert len(json.loads(spec.json)["model"]["merges"]) == 236245
+    assert len(json.loads(gemma3_spec.json)["model"]["merges"]) == 236245
 
 
 def test_facts_are_plain_json():

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tiny_tokenizers import VOCABULARIES
 
 from xpuc.errors import RequestError, XpucError
-from xpuc.frontend.gguf import open_gguf
 from xpuc.runtime.engine import Engine, Result
 from xpuc.runtime.grammar import Grammars, GrammarState
 from xpuc.runtime.sampler import Chain
@@ -377,9 +376,9 @@ def test_a_vocabulary_that_cannot_spell_the_answer_is_a_dead_end() -> None:
     assert result.error.startswith("no token can follow the 2 there are: the grammar's dead end")
 
 
-@pytest.fixture(params=["smollm2_gguf", "gemma3_gguf"])
+@pytest.fixture(params=["smollm2_spec", "gemma3_spec"])
 def real_words(request: pytest.FixtureRequest) -> Tokenizer:
-    return tokenizer_files.build(open_gguf(request.getfixturevalue(request.param)).metadata)
+    return tokenizer_files.loaded(request.getfixturevalue(request.param))
 
 
 @pytest.mark.model

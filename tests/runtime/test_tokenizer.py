@@ -6,15 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import BYTE, CONTROL, NORMAL, USER, VOCABULARIES
-from tokenizer_files import bpe, bpe_with, build, convert, metadata_of, spm
+from tokenizer_files import bpe, bpe_with, build, convert, loaded, metadata_of, spm
 
 from xpuc.errors import ArtifactError, RequestError
-from xpuc.frontend.gguf import open_gguf
-from xpuc.frontend.tokenizer import convert_tokenizer
 from xpuc.runtime.tokenizer import Tokenizer, load_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -25,19 +22,14 @@ def reference(name):
     return json.loads((GOLDEN / f"tokenizer_{name}.json").read_text())
 
 
-def of_file(path):
-    spec = convert_tokenizer(open_gguf(path).metadata, path=str(path))
-    return Tokenizer(tokenizers.Tokenizer.from_str(spec.json), spec.facts)
+@pytest.fixture(scope="module")
+def smollm2(smollm2_spec):
+    return loaded(smollm2_spec)
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf):
-    return of_file(smollm2_gguf)
-
-
-@pytest.fixture(scope="module")
-def gemma3(gemma3_gguf):
-    return of_file(gemma3_gguf)
+def gemma3(gemma3_spec):
+    return loaded(gemma3_spec)
 
 
 @cache
