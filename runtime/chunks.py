@@ -73,17 +73,8 @@ class ChunkPolicy:
             return room
         # What was never measured is approached by doubling.
         room = min(room, max(self.min_chunk, 4 * self.cost.largest_seen() - 1))
-        for exponent in reversed(range(room.bit_length())):
-            least, most = 1 << exponent, min((2 << exponent) - 1, room)
-            if self._fits(ns, decoding, least, start):
-                while least < most:  # within one size class a larger chunk never takes less time
-                    middle = (least + most + 1) // 2
-                    if self._fits(ns, decoding, middle, start):
-                        least = middle
-                    else:
-                        most = middle - 1
-                return least
+        while room > 1:
+            if n := self.cost.fitting(ns, decoding, start, room):
+                return n
+            room = (1 << room.bit_length() - 1) - 1  # the most of the size class below
         return 1
-
-    def _fits(self, ns: float, decoding: Work, n: int, start: int) -> bool:
-        return self.cost.predict(decoding.with_chunk(n, start)) <= ns

@@ -76,6 +76,10 @@ class Group:
         """The first place that a row at position `n_computed` sees."""
         return max(0, n_computed - self._seen + 1) // self._size
 
+    def passed(self, n_computed: int) -> int:
+        """The position from which on rows do not see the first place of `n_computed`."""
+        return (self.first(n_computed) + 1) * self._size + self._seen - 1
+
     def end(self, n_computed: int, n_tokens: int) -> int:
         """The place after the last one to have for `n_tokens` tokens."""
         return min(-(-n_tokens // self._size), self.first(n_computed) + self.most)
@@ -171,33 +175,46 @@ class KvBlocks:
         added to `copies`.
         """
         n_computed = sequence.n_computed
-        place = n_computed // self.block_tokens
-        wanted: list[tuple[int, bool]] = []
-        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-            missing = max(0, group.end(n_computed, n_tokens) - len(blocks))
-            is_shared = (
-                sequence.may_share
-                and place < len(blocks)
-                and group.pool.n_owners(blocks[place]) > 1
-            )
-            if missing + is_shared > group.pool.n_free:
+        shared = self._shared(sequence) if sequence.may_share else ()
+        missing = []
+        for g, (group, blocks) in enumerate(zip(self.groups, sequence.blocks, strict=True)):
+            n = max(0, group.end(n_computed, n_tokens) - len(blocks))
+            if n + (g in shared) > group.pool.n_free:
                 return False
-            wanted.append((missing, is_shared))
-        for g, (missing, is_shared) in enumerate(wanted):
-            pool, blocks = self.groups[g].pool, sequence.blocks[g]
-            if is_shared:
-                source, blocks[place] = blocks[place], pool.writable(blocks[place])
-                copies.append(Copy(g, source, blocks[place]))
-            if missing:
-                blocks += pool.allocate(missing)
-        sequence.epoch += any(is_shared for _, is_shared in wanted)
+            missing.append(n)
+        if shared:
+            self._unshare(sequence, shared, copies)
+        for group, blocks, n in zip(self.groups, sequence.blocks, missing, strict=True):
+            if n:
+                blocks += group.pool.allocate(n)
         sequence.may_share = False
         sequence.n_room = min(map(len, sequence.blocks)) * self.block_tokens
         return True
 
+    def _shared(self, sequence: Sequence) -> list[int]:
+        """The groups in which the block that it writes next is another's as well."""
+        place = sequence.n_computed // self.block_tokens
+        return [
+            g
+            for g, blocks in enumerate(sequence.blocks)
+            if place < len(blocks) and self.groups[g].pool.n_owners(blocks[place]) > 1
+        ]
+
+    def _unshare(self, sequence: Sequence, shared: Many[int], copies: list[Copy]) -> None:
+        """Give it blocks of its own in place of these."""
+        place = sequence.n_computed // self.block_tokens
+        for g in shared:
+            blocks = sequence.blocks[g]
+            source, blocks[place] = blocks[place], self.groups[g].pool.writable(blocks[place])
+            copies.append(Copy(g, source, blocks[place]))
+        sequence.epoch += 1
+
     def advance(self, sequence: Sequence, n_computed: int) -> None:
         """A step has computed so many tokens: their full blocks can be found, and those that no
         later row sees are given back."""
+        if n_computed < sequence.n_due:
+            sequence.n_computed = n_computed
+            return
         n = n_computed // self.block_tokens
         if n > sequence.n_published and self.reuse:
             self._extend(sequence, n)
@@ -206,6 +223,7 @@ class KvBlocks:
                     group.pool.publish(blocks[place], sequence.links[place])
             sequence.n_published = n
         self.slide(sequence, n_computed)
+        sequence.n_due = self._due(sequence)
 
     def slide(self, sequence: Sequence, n_computed: int) -> None:
         """`advance` of a sequence that is not to be found by others."""
@@ -238,6 +256,7 @@ class KvBlocks:
         child.n_computed = n_computed
         child.n_found = child.n_published = parent.n_published
         child.n_room = end * self.block_tokens
+        child.n_due = parent.n_due
         child.may_share = parent.may_share = True
 
     def release(self, sequence: Sequence) -> None:
@@ -247,6 +266,7 @@ class KvBlocks:
         sequence.blocks = []
         sequence.epoch += 1
         sequence.n_computed = sequence.n_found = sequence.n_published = sequence.n_room = 0
+        sequence.n_due = 0
         sequence.may_share = False
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -271,6 +291,13 @@ class KvBlocks:
         links = self.reusable(sequence)
         sequence.n_cached = self.groups[0].pool.n_cached(links, sequence.n_cached)
         return sequence.n_cached * self.block_tokens
+
+    def _due(self, sequence: Sequence) -> int:
+        """Computed tokens with which another block is full or is seen no more."""
+        due = (sequence.n_published + 1) * self.block_tokens if self.reuse else sys.maxsize
+        for _, group in self._windowed:
+            due = min(due, group.passed(sequence.n_computed))
+        return due
 
     def _extend(self, sequence: Sequence, n_blocks: int) -> None:
         if len(sequence.links) < n_blocks:
@@ -344,6 +371,7 @@ class KvBlocks:
                 return False
             read.update(places)
         sequence.n_found = sequence.n_published = found.n
+        sequence.n_due = self._due(sequence)
         sequence.n_room = min(map(len, sequence.blocks)) * size
         counters = self.counters
         counters.queries += 1

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,20 +68,24 @@ _SUMMED = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
+_values_of = attrgetter(*_SUMMED)
+
+
 class StepCounters:
     """Sums over all steps, by the record's names."""
 
-    n_steps: int = 0
-    n_failed: int = 0
-    sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SUMMED, 0))
+    def __init__(self) -> None:
+        self.n_steps = self.n_failed = 0
+        self._sums = [0] * len(_SUMMED)
+
+    @property
+    def sums(self) -> dict[str, int]:
+        return dict(zip(_SUMMED, self._sums, strict=True))
 
     def add(self, record: StepRecord) -> None:
         self.n_steps += 1
         self.n_failed += record.failed
-        sums = self.sums
-        for name in _SUMMED:
-            sums[name] += getattr(record, name)
+        self._sums = list(map(add, self._sums, _values_of(record)))
 
 
 class JsonLines:

@@ -207,13 +207,13 @@ class Scheduler:
     def complete(self, plan: Plan) -> None:
         """The model was run, or what it has to do is queued before all that is asked of it from now
         on: the spans' K/V is in the pools, and their full blocks can be found."""
-        kv = self.kv
+        advance, running = self.kv.advance, State.RUNNING
         for span in plan.spans:
-            sequence = span.sequence
-            if sequence.state is not State.RUNNING:  # finished since
+            sequence, start = span.sequence, span.start
+            if sequence.state is not running:  # finished since
                 continue
-            assert span.start == sequence.n_computed, "a span was carried out twice"
-            kv.advance(sequence, span.start + span.count)
+            assert start == sequence.n_computed, "a span was carried out twice"
+            advance(sequence, start + span.count)
 
     def accept(self, plan: Plan, span: Span) -> None:
         """The token just appended is the span's next draft, so that it is computed already."""
@@ -264,9 +264,8 @@ class Scheduler:
 
         In order of rank, and the last one yields, so older work never waits for newer.
         """
-        for sequence in list(self.running):
-            if len(sequence.tokens) <= sequence.n_room and not sequence.may_share:
-                continue
+        lacking = [s for s in self.running if len(s.tokens) > s.n_room or s.may_share]
+        for sequence in lacking:
             if sequence.state is State.RUNNING:  # it may have yielded just now
                 self.reserve(sequence, len(sequence.tokens), plan)
 
@@ -325,28 +324,28 @@ class Scheduler:
     def _share_out(self, plan: Plan) -> None:
         """A row for each that decodes, then chunks for the prompts, as many as are good."""
         spans, behind = plan.spans, []
-        n_behind = 0
         for sequence in self.running:
             start = sequence.n_computed
             pending = len(sequence.tokens) - start
             if pending == 1:
                 spans.append(Span(sequence, start, 1))
             elif pending > 1:
-                behind.append(sequence)
-                n_behind += pending
+                behind.append((sequence, pending))
         if self.singly:
             take_turns(plan)
-        plan.work = Work(len(spans), 0, sum(span.start + 1 for span in spans))
+        plan.work = Work(len(spans), 0, sum([span.start + 1 for span in spans]))
         if behind:
-            room = min(n_behind, self.max_chunk - len(spans))
-            record = plan.record
-            spent_ns = record.reserve_ns + record.admission_ns
-            size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed, spent_ns)
-            record.n_small = int(size < min(room, self.chunks.min_chunk))
-            for sequence in behind:
-                start = sequence.n_computed
-                count = min(len(sequence.tokens) - start, size)
-                if count:
-                    spans.append(Span(sequence, start, count))
-                    plan.work = plan.work.with_chunk(count, start)
-                    size -= count
+            self._share_out_chunks(plan, behind)
+
+    def _share_out_chunks(self, plan: Plan, behind: list[tuple[Sequence, int]]) -> None:
+        """To sequences and how many tokens they are behind by."""
+        record, n_behind = plan.record, sum(n for _, n in behind)
+        room = min(n_behind, self.max_chunk - len(plan.spans))
+        spent_ns = record.reserve_ns + record.admission_ns
+        size = self.chunks.size(plan.work, n_behind, room, behind[0][0].n_computed, spent_ns)
+        record.n_small = int(size < min(room, self.chunks.min_chunk))
+        for sequence, n in behind:
+            if count := min(n, size):
+                plan.spans.append(Span(sequence, sequence.n_computed, count))
+                plan.work = plan.work.with_chunk(count, sequence.n_computed)
+                size -= count

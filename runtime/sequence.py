@@ -57,6 +57,7 @@ class Sequence:
     n_room        tokens that it has blocks for in every group
     n_found       leading blocks that were found or shared rather than computed by this sequence
     n_published   leading blocks that others can find
+    n_due         computed tokens up to which none of its blocks is to be published or given back
     may_share     whether the block it writes next may be another's as well
     n_overtaken   times a later one was admitted while this one headed the queue
     n_cached      leading blocks that were in the pool when it was last looked for them
@@ -77,6 +78,7 @@ class Sequence:
     n_room: int = 0
     n_found: int = 0
     n_published: int = 0
+    n_due: int = 0
     may_share: bool = False
     n_overtaken: int = 0
     n_cached: int = 0

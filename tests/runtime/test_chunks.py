@@ -197,3 +197,21 @@ def test_without_a_budget_and_with_little_room() -> None:
     assert ChunkPolicy(16).sizes == (16,)
     assert ChunkPolicy(100).sizes == (32, 64, 100)
     assert ChunkPolicy().size(decoding, 9, 0, 0) == 0
+
+
+@pytest.mark.parametrize("machine", [affine, roofline, lambda work: 5e6])
+def test_the_chunk_that_fits_is_the_largest_that_is_predicted_to(machine: Machine) -> None:
+    model, random_ = CostModel(), random.Random(4)
+    for _ in range(300):
+        work = Work(random_.randrange(20), 0, random_.randrange(40_000))
+        work = work.with_chunk(random_.choice([0, 1, 7, 64, 200, 512]), random_.randrange(4000))
+        model.observe(work, machine(work))
+    found = set()
+    for _ in range(500):
+        decoding, start = Work(random_.randrange(20), 0, 20_000), random_.randrange(4000)
+        ns, most = random_.uniform(1e6, 6e8), random_.randrange(1, 700)
+        same_class = [n for n in range(1, most + 1) if n.bit_length() == most.bit_length()]
+        fits = [n for n in same_class if model.predict(decoding.with_chunk(n, start)) <= ns]
+        assert model.fitting(ns, decoding, start, most) == max(fits, default=0)
+        found.add((bool(fits), fits == same_class))
+    assert len(found) >= 2
