@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm import IRModule, relax, tirx
@@ -17,7 +17,7 @@ from xpuc.codegen.kernels import portable
 from xpuc.codegen.operations import Operation
 from xpuc.ir import ops, scope
 from xpuc.ir.formats import format_of
-from xpuc.schedules import Schedule, Site, TargetFacts, Weight, pick
+from xpuc.schedules import Schedule, Site, TargetFacts, Weight, pick, serving
 from xpuc.tune_db import TuneDb
 
 Var = Any
@@ -69,12 +69,18 @@ class Lowered:
     def operation(self, site: Site) -> Operation:
         """What is known of the operation at a site; its schedule is picked at its first use."""
         plan = self.plan
+        common = replace(site, target=plan.target)
+        if self._schedule(site) is self._schedule(common):
+            site = common
         arch = "" if site.target == plan.target else site.target.cpu
         label = json.dumps([arch, site.facts()], sort_keys=True)
         if label not in self.operations:
             choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
             self.operations[label] = Operation.at(site, choice, arch)
         return self.operations[label]
+
+    def _schedule(self, site: Site) -> Schedule | None:
+        return serving(site, self.plan.schedules, deterministic=self.plan.deterministic)
 
     def finish(self) -> IRModule:
         return self.builder.finalize()

@@ -27,7 +27,7 @@ from xpuc.tune_db import Record, TuneDb
 __all__ = [
     "Choice", "Copies", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space",
     "Target", "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick",
-    "site_of", "tails_of", "target_of",
+    "serving", "site_of", "tails_of", "target_of",
 ]  # fmt: skip
 
 
@@ -165,13 +165,18 @@ class Choice:
 def pick(
     site: Site, schedules: Sequence[Schedule], db: TuneDb, *, deterministic: bool
 ) -> Choice | None:
-    """The first schedule that accepts the site; None leaves it to the target-free kernel."""
+    """The schedule that serves the site and its knobs; None leaves it to the target-free kernel."""
+    schedule = serving(site, schedules, deterministic=deterministic)
+    return None if schedule is None else _choice(site, schedule, db)
+
+
+def serving(site: Site, schedules: Sequence[Schedule], *, deterministic: bool) -> Schedule | None:
+    """The first schedule that accepts the site."""
     for schedule in schedules:
         if schedule.op != site.op or not schedule.accepts(site):
             continue
-        if deterministic and not schedule.batch_invariant:
-            continue
-        return _choice(site, schedule, db)
+        if schedule.batch_invariant or not deterministic:
+            return schedule
     return None
 
 

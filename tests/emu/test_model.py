@@ -73,6 +73,12 @@ def test_an_artifact_for_several_architectures_has_the_prompts_of_each(
     operations = {o["name"]: o for o in both.manifest.operations}
     assert operations["linear Q4_0:64x64 rows=any"]["schedule"] == "matmul"
     own = operations["linear Q4_0:64x64 rows=any sm_90a"]
+    assert {o["op"] for o in operations.values() if "arch" in o} == {
+        "linear",
+        "linear_group",
+        "gate_up",
+    }
+    assert "prefill_sm_90a_greedy" in operations["head_argmax Q4_0:287x64 rows=any"]["uses"]
     assert own["schedule"] == "matmul_hopper"
     assert set(own["uses"]) == {f"prefill_sm_90a{s}" for s in ("", "_greedy", "_sampled")}
 
