@@ -164,8 +164,10 @@ def _products() -> Iterator[tirx.PrimFunc]:
     for format in INSTRUCTIONS:
         yield int8_matmul([Weight(format, D_MODEL)], D_MODEL)
         yield widen(format)
-    pair = Weight("Q4_K", D_FF), Weight("Q4_K", D_FF)
-    yield int8_gated_matmul(*pair, D_MODEL, act="silu")
+    for format in ("Q4_K", "Q5_K"):
+        kv, ff = Weight(format, 1024), Weight(format, D_FF)
+        yield int8_matmul([Weight(format, D_MODEL), kv, kv], D_MODEL)
+        yield int8_gated_matmul(ff, ff, D_MODEL, act="silu")
     yield regroup(D_FF)
 
 

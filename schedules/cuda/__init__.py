@@ -32,7 +32,7 @@ from xpuc.schedules.cuda.attention_merge import merges_whole_blocks
 from xpuc.schedules.cuda.attention_prefill import PrefillKnobs
 from xpuc.schedules.cuda.embed import embed
 from xpuc.schedules.cuda.gate_up import gate_up
-from xpuc.schedules.cuda.int8_matmul import Int8GatedKnobs, Int8MatmulKnobs
+from xpuc.schedules.cuda.int8_matmul import Int8GatedKnobs, Int8GroupKnobs, Int8MatmulKnobs
 from xpuc.schedules.cuda.layouts import planes
 from xpuc.schedules.cuda.linear import LinearKnobs, linear
 from xpuc.schedules.cuda.matmul import MatmulKnobs
@@ -266,7 +266,7 @@ _rounding_int8 = partial(Schedule, batch_invariant=False, tolerance=2e-2)
 # fmt: off
 SCHEDULES: tuple[Schedule, ...] = (
     _rounding_int8("int8_matmul", "linear", has_copies, emit_int8_matmul, Int8MatmulKnobs),
-    _rounding_int8("int8_matmul", "linear_group", has_copies, emit_int8_matmul, Int8MatmulKnobs),
+    _rounding_int8("int8_matmul", "linear_group", has_copies, emit_int8_matmul, Int8GroupKnobs),
     _rounding_int8(
         "int8_gated_matmul", "gate_up", has_copies, emit_int8_gated_matmul, Int8GatedKnobs
     ),

@@ -9,7 +9,7 @@ the sums of x over them are a product of 16 columns of f16 for each 256, exact a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -30,12 +30,18 @@ _STAGES = 2
 
 @dataclass(frozen=True)
 class Int8MatmulKnobs:
-    """How a tile is made: its sides, and the warps along each. No result depends on it."""
+    """How a tile is made. No result depends on it.
+
+    Its sides, and the warps along each; `halves` of a step, 32 columns each, whose operands are
+    loaded side by side: with both the loads of one hide behind the products of the other, with one
+    a thread has registers to spare.
+    """
 
     rows: int = 128
     columns: int = 128
     row_warps: int = 2
     column_warps: int = 4
+    halves: int = 2
 
     @property
     def warps(self) -> int:
@@ -53,13 +59,20 @@ class Int8MatmulKnobs:
 
 
 @dataclass(frozen=True)
+class Int8GroupKnobs(Int8MatmulKnobs):
+    """The same of several matrices, between which a thread keeps where they are."""
+
+    halves: int = 1
+
+
+@dataclass(frozen=True)
 class Int8GatedKnobs(Int8MatmulKnobs):
     """The same of a tile of h, for which a thread has sums of both matrices."""
 
     columns: int = 64
 
 
-_DEFAULTS, _GATED = Int8MatmulKnobs(), Int8GatedKnobs()
+_DEFAULTS, _OF_GROUPS, _GATED = Int8MatmulKnobs(), Int8GroupKnobs(), Int8GatedKnobs()
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def int8_matmul(
     k: int,
     *,
     bias: Sequence[bool] = (),
-    knobs: Int8MatmulKnobs = _DEFAULTS,
+    knobs: Int8MatmulKnobs | None = None,
 ) -> tirx.PrimFunc:
     """y f32 (n, sum of rows) = x W^T, plus a bias for each weight that has one; any n.
 
@@ -88,6 +101,7 @@ def int8_matmul(
     f32 (rows,), y.
     """
     biases = tuple(bias) or (False,) * len(weights)
+    knobs = knobs or (_DEFAULTS if len(weights) == 1 else _OF_GROUPS)
 
     def body() -> None:
         n = tir.rows_var()
@@ -183,16 +197,25 @@ class _Tile:
             for i in range(self.size):
                 tir.store(of_group, i, tir.const(0, "int32"))
             with tir.serial(0, GROUP // STEP, unroll=False) as step:
-                scales = factors.integers(step)
+                words = factors.words(step)
                 tir.wait_copies(0)
                 tir.sync_block()
                 following = tir.let(group * (GROUP // STEP) + step + 1)
                 with tir.when(following < self.k // STEP):
                     self._fetch(matrix, start, following, (step + 1) % _STAGES)
-                for half in range(STEP // COLUMNS):
-                    self._add_products(of_group, scales[half], step % _STAGES, half)
+                for half in self._halves():
+                    scales = factors.integers(words, half)
+                    self._add_products(of_group, scales, step % _STAGES, half)
             factors.scale(of_group, sums)
         return sums
+
+    def _halves(self) -> Iterator[Expr]:
+        """Those of a step in order, side by side or in a loop."""
+        if self.knobs.halves == STEP // COLUMNS:
+            yield from range(STEP // COLUMNS)
+            return
+        with tir.serial(0, STEP // COLUMNS, unroll=False) as half:
+            yield half
 
     def _fetch(self, matrix: Copied, start: Expr, step: Expr, stage: Expr) -> None:
         """Start copying a step of both operands; rows past the last are read as the last."""
@@ -219,7 +242,7 @@ class _Tile:
         tir.commit_copies()
 
     def _add_products(
-        self, of_group: Buffer, scales: Sequence[Expr], stage: Expr, half: int
+        self, of_group: Buffer, scales: Sequence[Expr], stage: Expr, half: Expr
     ) -> None:
         """The warp's part of 32 columns, times the integer scale of each, to the group's sums."""
         lane, knobs, byte = self.threads.lane, self.knobs, half * COLUMNS
@@ -270,23 +293,24 @@ class _Factors:
         row = self.matrix.row(row, self.tile.knobs.columns)
         return tir.let(row * self.groups + self.group)
 
-    def integers(self, step: Expr) -> list[list[Expr]]:
-        """The scale of each column, int32, for the first 32 columns of a step, for the others."""
+    def words(self, step: Expr) -> list[Expr]:
+        """The scales of each column for a step, a byte for each of its halves, uint32."""
         plane = self.planes["scales"]
         assert STEP == 2 * COLUMNS
         size = self.matrix.packed.rows * self.groups * BLOCKS // 2
         pairs = tir.view(plane, (size,), "uint16")
-        words = [
+        return [
             tir.let(tir.cast(tir.load(pairs, block * (BLOCKS // 2) + step), "uint32"))
             for block in self.blocks
         ]
-        kind = "int32" if str(plane.dtype) == "int8" else "uint32"  # the shift keeps the sign
 
-        def byte(word: Expr, left: int) -> Expr:
-            high = tir.bits(T.shift_left(word, tir.const(left, "uint32")), kind)
-            return tir.let(tir.bits(T.shift_right(high, tir.const(24, kind)), "int32"))
-
-        return [[byte(word, left) for word in words] for left in (24, 16)]
+    def integers(self, words: Sequence[Expr], half: Expr) -> list[Expr]:
+        """Of `words` the scale of each column for a half, int32."""
+        is_signed = str(self.planes["scales"].dtype) == "int8"
+        kind = "int32" if is_signed else "uint32"  # the shift to the right keeps the sign
+        left = tir.cast(24 - 8 * half, "uint32")
+        highs = (tir.bits(T.shift_left(word, left), kind) for word in words)
+        return [tir.let(tir.bits(T.shift_right(h, tir.const(24, kind)), "int32")) for h in highs]
 
     def scale(self, of_group: Buffer, sums: Buffer) -> None:
         """Add the group's integer sums, scaled, to those of all columns."""

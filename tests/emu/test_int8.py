@@ -155,12 +155,16 @@ def test_several_matrices_with_biases_in_other_tiles() -> None:
     parts = [copy_of("Q4_K", 70, 256, 1), copy_of("IQ4_XS", 40, 256, 2)]
     bias = np.random.default_rng(0).standard_normal(40).astype(np.float32)
     x = grouped(random_x(9, 256))
-    knobs = int8_matmul.Int8MatmulKnobs(rows=32, columns=32, row_warps=1, column_warps=2)
-    kernel = int8_matmul.int8_matmul(
-        [w.weight for w, _ in parts], 256, bias=(False, True), knobs=knobs
-    )
     planes = [a for w, _ in parts for a in w.planes]
-    (y,) = run(kernel, *x, *planes, *(c for _, c in parts), bias, Out((9, 110), "float32"))
+    found = []
+    for halves in (1, 2):
+        knobs = int8_matmul.Int8MatmulKnobs(32, 32, 1, 2, halves)
+        kernel = int8_matmul.int8_matmul(
+            [w.weight for w, _ in parts], 256, bias=(False, True), knobs=knobs
+        )
+        found += run(kernel, *x, *planes, *(c for _, c in parts), bias, Out((9, 110), "float32"))
+    y, other = found
+    assert y.tobytes() == other.tobytes()
     want = grouped_values(x) @ np.concatenate([w.values for w, _ in parts]).T
     want[:, 70:] += bias
     close(y, want, 1e-5)
