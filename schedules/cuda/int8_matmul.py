@@ -9,15 +9,17 @@ the sums of x over them are a product of 16 columns of f16 for each 256, exact a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
 
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import Matrix, Weight, storing
+from xpuc.schedules.cuda.groups import blocks_of, side_by_side, when_within
+from xpuc.schedules.cuda.products import Matrix, Weight
 from xpuc.schedules.cuda.regroup import BLOCKS, Grouped
+from xpuc.schedules.cuda.tiles import Tile, TileKnobs
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, T, Threads
 from xpuc.schedules.cuda.widen import GROUP, pays
 from xpuc.schedules.packed import COLUMNS
@@ -29,12 +31,10 @@ _STAGES = 2
 
 
 @dataclass(frozen=True)
-class Int8MatmulKnobs:
-    """How a tile is made. No result depends on it.
-
-    Its sides, and the warps along each; `halves` of a step, 32 columns each, whose operands are
-    loaded side by side: with both the loads of one hide behind the products of the other, with one
-    a thread has registers to spare.
+class Int8MatmulKnobs(TileKnobs):
+    """Those of a tile, and `halves` of a step, 32 columns each, whose operands are loaded side by
+    side: with both the loads of one hide behind the products of the other, with one a thread has
+    registers to spare. No result depends on them.
     """
 
     rows: int = 128
@@ -42,20 +42,6 @@ class Int8MatmulKnobs:
     row_warps: int = 2
     column_warps: int = 4
     halves: int = 2
-
-    @property
-    def warps(self) -> int:
-        return self.row_warps * self.column_warps
-
-    @property
-    def row_tiles(self) -> int:
-        """Tiles of 16 rows that a warp has."""
-        return self.rows // self.row_warps // 16
-
-    @property
-    def column_tiles(self) -> int:
-        """Tiles of 8 columns that a warp has, in pairs."""
-        return self.columns // self.column_warps // 8
 
 
 @dataclass(frozen=True)
@@ -82,10 +68,13 @@ class Copied:
     packed: Matrix
     codes: Buffer
 
+    @property
+    def rows(self) -> int:
+        return self.packed.rows
+
     def row(self, row: Expr, tile: int) -> Expr:
         """A row of a tile of so many rows; one past the last is read as the last."""
-        rows = self.packed.rows
-        return row if rows % tile == 0 else tir.minimum(row, rows - 1)
+        return row if self.rows % tile == 0 else tir.minimum(row, self.rows - 1)
 
 
 def int8_matmul(
@@ -100,33 +89,25 @@ def int8_matmul(
     Arguments: x (`Grouped`), the planes of each weight, their copies int8 (rows * k,), the biases
     f32 (rows,), y.
     """
-    biases = tuple(bias) or (False,) * len(weights)
     knobs = knobs or (_DEFAULTS if len(weights) == 1 else _OF_GROUPS)
 
     def body() -> None:
         n = tir.rows_var()
         x = Grouped.declare(n, k)
         matrices = _declare(weights, k)
-        vectors = [
-            tir.arg(f"b{i}", (weight.rows,), "float32") if has else None
-            for i, (weight, has) in enumerate(zip(weights, biases, strict=True))
-        ]
+        parts = side_by_side(matrices, bias, knobs.columns)
         y = tir.arg("y", (n, sum(w.rows for w in weights)), "float32")
-        blocks = [-(-w.rows // knobs.columns) for w in weights]
-        threads = tir.launch((sum(blocks), (n + knobs.rows - 1) // knobs.rows), knobs.warps)
+        grid = (blocks_of(parts), (n + knobs.rows - 1) // knobs.rows)
+        threads = tir.launch(grid, knobs.warps)
         tile = _Tile(x, n, k, knobs, threads)
-        first = column = 0
-        for matrix, vector, count in zip(matrices, vectors, blocks, strict=True):
-            block = threads.block[0]
-            with tir.when(tirx.And(block >= first, block < first + count)):
-                start = tir.let((block - first) * knobs.columns)
-                sums = tile.multiply(matrix, start)
-                tile.each(start, matrix.packed.rows, storing(y, column, vector, sums))
-            first += count
-            column += matrix.packed.rows
+        for part in parts:
+            with when_within(threads.block[0], part.first, part.count) as at:
+                start = tir.let(at * knobs.columns)
+                sums = tile.multiply(part.matrix, start)
+                tile.each(start, part.matrix.rows, part.storing(y, sums))
 
     names = "_".join(f"{w.format.lower()}_{w.rows}" for w in weights)
-    words = ["bias"] if any(biases) else []
+    words = ["bias"] if any(bias) else []
     return tir.prim_func("_".join(["int8_matmul", names, f"x{k}", *words]), body)
 
 
@@ -166,35 +147,30 @@ def int8_gated_matmul(
     return tir.prim_func(f"int8_gated_matmul_{act}_{shape}", body)
 
 
-class _Tile:
-    """A block of threads before its tile of y."""
+class _Tile(Tile):
+    """A tile whose operands are codes."""
 
     def __init__(
         self, x: Grouped, n: Expr, k: int, knobs: Int8MatmulKnobs, threads: Threads
     ) -> None:
-        self.x, self.n, self.k, self.knobs, self.threads = x, n, k, knobs, threads
-        self.first = tir.let(threads.block[1] * knobs.rows)
+        super().__init__(n, knobs, threads)
+        self.x, self.k, self.knobs = x, k, knobs
         self.row = tir.let(threads.warp // knobs.column_warps * knobs.row_tiles * 16)
         self.column = tir.let(threads.warp % knobs.column_warps * knobs.column_tiles * 8)
         self.a = tir.shared((_STAGES * knobs.rows, STEP + _PAD), "int8")
         self.b = tir.shared((_STAGES * knobs.columns, STEP + _PAD), "int8")
 
-    @property
-    def size(self) -> int:
-        """Elements of the tile that a thread has."""
-        return 4 * self.knobs.row_tiles * self.knobs.column_tiles
-
     def multiply(self, matrix: Copied, start: Expr) -> Buffer:
         """The products with the rows from `start` on: registers as `each` counts."""
-        sums = tir.registers(self.size, "float32")
-        of_group = tir.registers(self.size, "int32")
-        for i in range(self.size):
+        sums = tir.registers(self.knobs.sums, "float32")
+        of_group = tir.registers(self.knobs.sums, "int32")
+        for i in range(self.knobs.sums):
             tir.store(sums, i, tir.const(0.0, "float32"))
         tir.sync_block()
         self._fetch(matrix, start, tir.const(0, "int32"), 0)
         with tir.serial(0, self.k // GROUP) as group:
             factors = _Factors(self, matrix, start, group)
-            for i in range(self.size):
+            for i in range(self.knobs.sums):
                 tir.store(of_group, i, tir.const(0, "int32"))
             with tir.serial(0, GROUP // STEP, unroll=False) as step:
                 words = factors.words(step)
@@ -220,7 +196,7 @@ class _Tile:
     def _fetch(self, matrix: Copied, start: Expr, step: Expr, stage: Expr) -> None:
         """Start copying a step of both operands; rows past the last are read as the last."""
         knobs = self.knobs
-        of_w = tir.view(matrix.codes, (matrix.packed.rows, self.k), "int8")
+        of_w = tir.view(matrix.codes, (matrix.rows, self.k), "int8")
 
         def x_row(row: Expr) -> Expr:
             return tir.minimum(self.first + row, self.n - 1)
@@ -263,19 +239,6 @@ class _Tile:
                     product = tir.bits(found[c], "int32") * scales[2 * t + c % 2]
                     tir.store(of_group, at, product + of_group[at])
 
-    def each(self, start: Expr, end: int, visit: Callable[[Expr, Expr, int], None]) -> None:
-        """`visit(row of y, row of the matrix, register)` for all that this thread has made."""
-        lane, tiles = self.threads.lane, self.knobs.column_tiles
-        for m in range(self.knobs.row_tiles):
-            for half in range(2):
-                row = tir.let(self.first + self.row + 16 * m + 8 * half + lane // 4)
-                with tir.when(row < self.n):
-                    for t in range(tiles):
-                        for c in range(2):
-                            column = tir.let(start + self.column + 8 * t + lane % 4 * 2 + c)
-                            with tir.when(column < end):
-                                visit(row, column, 4 * (m * tiles + t) + 2 * half + c)
-
 
 class _Factors:
     """What a thread multiplies its integer products of a group of columns with."""
@@ -297,7 +260,7 @@ class _Factors:
         """The scales of each column for a step, a byte for each of its halves, uint32."""
         plane = self.planes["scales"]
         assert STEP == 2 * COLUMNS
-        size = self.matrix.packed.rows * self.groups * BLOCKS // 2
+        size = self.matrix.rows * self.groups * BLOCKS // 2
         pairs = tir.view(plane, (size,), "uint16")
         return [
             tir.let(tir.cast(tir.load(pairs, block * (BLOCKS // 2) + step), "uint32"))

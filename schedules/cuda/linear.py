@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from xpuc.schedules.cuda import tir
+from xpuc.schedules.cuda.groups import Part, blocks_of, side_by_side, when_within
 from xpuc.schedules.cuda.products import (
     ACTIVATIONS,
     TILE,
@@ -40,16 +41,6 @@ class LinearKnobs:
         return self.warps * self.rows
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One of the matrices: blocks from `first` on are its, columns of y from `column` on."""
-
-    matrix: Matrix
-    bias: Buffer | None
-    first: int
-    column: int
-
-
 _DEFAULTS = LinearKnobs()
 
 
@@ -67,22 +58,21 @@ def linear(
     Arguments: the activation of n rows (`q8`: xq, xd, xs, xt; `f32`: x), the planes of each weight,
     the biases f32 (rows,), y. `n` None takes any number, 8 at a time.
     """
-    biases = tuple(bias) or (False,) * len(weights)
 
     def body() -> None:
         all_rows = tir.rows_var() if n is None else n
         x = ACTIVATIONS[activation].declare(all_rows, k)
-        parts = _declare(weights, k, biases, knobs)
+        matrices = [weight.declare(f"w{i}", k) for i, weight in enumerate(weights)]
+        parts = side_by_side(matrices, bias, knobs.block_rows)
         y = tir.arg("y", (all_rows, sum(w.rows for w in weights)), "float32")
-        blocks = parts[-1].first + -(-parts[-1].matrix.rows // knobs.block_rows)
-        threads, rows = open_threads(blocks, all_rows, knobs.warps)
-        for part, end in zip(parts, [*(p.first for p in parts[1:]), blocks], strict=True):
-            here = tirx.And(threads.block[0] >= part.first, threads.block[0] < end)
-            with tir.when(here):
-                _multiply(part, x, rows, threads, y, knobs)
+        threads, rows = open_threads(blocks_of(parts), all_rows, knobs.warps)
+        for part in parts:
+            with when_within(threads.block[0], part.first, part.count) as at:
+                start = tir.let(at * knobs.block_rows + threads.warp * knobs.rows)
+                _multiply(part, start, x, rows, threads, y, knobs)
 
     names = "_".join(f"{w.format.lower()}_{w.rows}" for w in weights)
-    words = [*(["bias"] if any(biases) else []), *(["f32"] if activation == "f32" else [])]
+    words = [*(["bias"] if any(bias) else []), *(["f32"] if activation == "f32" else [])]
     return tir.prim_func("_".join(["linear", names, f"x{k}", *words, f"r{n or 'n'}"]), body)
 
 
@@ -94,27 +84,11 @@ def open_threads(blocks: int, n: int | Expr, warps: int) -> tuple[Threads, Rows]
     return threads, Rows(n, TILE, tir.let(threads.block[1] * TILE))
 
 
-def _declare(
-    weights: Sequence[Weight], k: int, biases: Sequence[bool], knobs: LinearKnobs
-) -> list[_Part]:
-    matrices = [weight.declare(f"w{i}", k) for i, weight in enumerate(weights)]
-    vectors = [
-        tir.arg(f"b{i}", (weight.rows,), "float32") if has else None
-        for i, (weight, has) in enumerate(zip(weights, biases, strict=True))
-    ]
-    parts, first, column = [], 0, 0
-    for matrix, vector in zip(matrices, vectors, strict=True):
-        parts.append(_Part(matrix, vector, first, column))
-        first += -(-matrix.rows // knobs.block_rows)
-        column += matrix.rows
-    return parts
-
-
 def _multiply(
-    part: _Part, x: Activation, rows: Rows, threads: Threads, y: Buffer, knobs: LinearKnobs
-) -> None:
-    """The rows of this warp."""
-    start = tir.let((threads.block[0] - part.first) * knobs.block_rows + threads.warp * knobs.rows)
+    part: Part[Matrix], start: Expr, x: Activation, rows: Rows, threads: Threads, y: Buffer,
+    knobs: LinearKnobs,
+) -> None:  # fmt: skip
+    """The rows of this warp, from `start` on."""
     streams = [Stream(part.matrix, start + i) for i in range(knobs.rows)]
     sums = row_sums(streams, x, rows, threads.lane, knobs.ahead)
     with tir.when(threads.lane == 0):

@@ -15,7 +15,9 @@ from tvm import tirx
 
 from xpuc.schedules.cuda import tir
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import F32, Q8, Matrix, Weight, floats, lane_columns, storing
+from xpuc.schedules.cuda.groups import blocks_of, side_by_side, when_within
+from xpuc.schedules.cuda.products import F32, Q8, Matrix, Weight, floats, lane_columns
+from xpuc.schedules.cuda.tiles import Tile, TileKnobs
 from xpuc.schedules.cuda.tir import WARP, Buffer, Expr, Threads
 from xpuc.schedules.packed import COLUMNS
 
@@ -24,31 +26,13 @@ _PAD = 8  # elements after a row there, so that 8 rows start in different banks
 
 
 @dataclass(frozen=True)
-class MatmulKnobs:
-    """How a tile is made: its sides, and the warps along each. No result depends on it."""
+class MatmulKnobs(TileKnobs):
+    """Those of a tile."""
 
     rows: int = 64
     columns: int = 64
     row_warps: int = 2
     column_warps: int = 2
-
-    def __post_init__(self) -> None:
-        whole = self.rows % (16 * self.row_warps) == 0 == self.columns % (16 * self.column_warps)
-        assert whole, f"{self.rows}x{self.columns} is no whole tiles of 16 for each warp"
-
-    @property
-    def warps(self) -> int:
-        return self.row_warps * self.column_warps
-
-    @property
-    def warp_rows(self) -> int:
-        """Rows of a warp's part of the tile, whole tiles of 16."""
-        return self.rows // self.row_warps
-
-    @property
-    def warp_columns(self) -> int:
-        """Columns of it, whole pairs of tiles of 8."""
-        return self.columns // self.column_warps
 
 
 _DEFAULTS = MatmulKnobs()
@@ -72,32 +56,24 @@ def matmul(
     Arguments: the activation of n rows (`q8`: xq, xd, xs, xt; `f32`: x), the planes of each weight,
     the biases f32 (rows,), y.
     """
-    biases = tuple(bias) or (False,) * len(weights)
 
     def body() -> None:
         n = tir.rows_var()
         x = _declare(activation, n, k)
         matrices = [weight.declare(f"w{i}", k) for i, weight in enumerate(weights)]
-        vectors = [
-            tir.arg(f"b{i}", (weight.rows,), "float32") if has else None
-            for i, (weight, has) in enumerate(zip(weights, biases, strict=True))
-        ]
+        parts = side_by_side(matrices, bias, knobs.columns)
         y = tir.arg("y", (n, sum(w.rows for w in weights)), "float32")
-        blocks = [-(-w.rows // knobs.columns) for w in weights]
-        threads = tir.launch((sum(blocks), (n + knobs.rows - 1) // knobs.rows), knobs.warps)
+        grid = (blocks_of(parts), (n + knobs.rows - 1) // knobs.rows)
+        threads = tir.launch(grid, knobs.warps)
         tile = _Tile(x, n, knobs, threads)
-        first = column = 0
-        for matrix, vector, count in zip(matrices, vectors, blocks, strict=True):
-            block = threads.block[0]
-            with tir.when(tirx.And(block >= first, block < first + count)):
-                start = tir.let((block - first) * knobs.columns)
-                (sums,) = tile.multiply([matrix], start)
-                tile.each(start, matrix.rows, storing(y, column, vector, sums))
-            first += count
-            column += matrix.rows
+        for part in parts:
+            with when_within(threads.block[0], part.first, part.count) as at:
+                start = tir.let(at * knobs.columns)
+                (sums,) = tile.multiply([part.matrix], start)
+                tile.each(start, part.matrix.rows, part.storing(y, sums))
 
     names = "_".join(f"{w.format.lower()}_{w.rows}" for w in weights)
-    words = [*(["bias"] if any(biases) else []), *(["f32"] if activation == "f32" else [])]
+    words = [*(["bias"] if any(bias) else []), *(["f32"] if activation == "f32" else [])]
     return tir.prim_func("_".join(["matmul", names, f"x{k}", *words]), body)
 
 
@@ -142,19 +118,19 @@ def _declare(activation: str, n: Expr, k: int) -> Q8 | F32:
     return Q8.declare(n, k) if activation == "q8" else F32.declare(n, k)
 
 
-class _Tile:
-    """A block of threads before its tile of y."""
+class _Tile(Tile):
+    """A tile whose operands are decoded to f16."""
 
     def __init__(self, x: Q8 | F32, n: Expr, knobs: MatmulKnobs, threads: Threads) -> None:
-        self.x, self.n, self.knobs, self.threads = x, n, knobs, threads
-        self.first = tir.let(threads.block[1] * knobs.rows)
-        self.row = tir.let(threads.warp // knobs.column_warps * knobs.warp_rows)
-        self.column = tir.let(threads.warp % knobs.column_warps * knobs.warp_columns)
+        super().__init__(n, knobs, threads)
+        self.x, self.knobs = x, knobs
+        self.row = tir.let(threads.warp // knobs.column_warps * (16 * knobs.row_tiles))
+        self.column = tir.let(threads.warp % knobs.column_warps * (8 * knobs.column_tiles))
         self.a = tir.shared((knobs.rows, STEP + _PAD), "float16")
 
     def multiply(self, matrices: Sequence[Matrix], start: Expr) -> list[Buffer]:
         """The products with the rows of each matrix from `start` on: registers as `each` counts."""
-        size = self.knobs.warp_rows * self.knobs.warp_columns // WARP
+        size = self.knobs.sums
         tiles = [tir.shared((self.knobs.columns, STEP + _PAD), "float16") for _ in matrices]
         sums = [tir.registers(size, "float32") for _ in matrices]
         for each in sums:
@@ -215,32 +191,19 @@ class _Tile:
     def _add_products(self, tile: Buffer, sums: Buffer) -> None:
         """The warp's part of a step: 16 columns of x at a time."""
         lane = self.threads.lane
-        pairs = self.knobs.warp_columns // 16
+        pairs = self.knobs.column_tiles // 2
         for step in range(0, STEP, 16):
             b = tir.registers(4 * pairs, "uint32")
             for pair in range(pairs):
                 row = self.column + 16 * pair + lane // 16 * 8 + lane % 8
                 tir.load_matrices(b, 4 * pair, 4, tile, [row, step + lane // 8 % 2 * 8])
-            for m in range(self.knobs.warp_rows // 16):
+            for m in range(self.knobs.row_tiles):
                 a = tir.registers(4, "uint32")
                 row = self.row + 16 * m + lane % 16
                 tir.load_matrices(a, 0, 4, self.a, [row, step + lane // 16 * 8])
                 for t in range(2 * pairs):
                     at = 4 * (m * 2 * pairs + t)
                     tir.mma_f16(sums, at, [a[i] for i in range(4)], [b[2 * t], b[2 * t + 1]])
-
-    def each(self, start: Expr, end: int, visit: Callable[[Expr, Expr, int], None]) -> None:
-        """`visit(row of y, row of the matrix, register)` for all that this thread has made."""
-        lane, tiles = self.threads.lane, self.knobs.warp_columns // 8
-        for m in range(self.knobs.warp_rows // 16):
-            for half in range(2):
-                row = tir.let(self.first + self.row + 16 * m + 8 * half + lane // 4)
-                with tir.when(row < self.n):
-                    for t in range(tiles):
-                        for c in range(2):
-                            column = tir.let(start + self.column + 8 * t + lane % 4 * 2 + c)
-                            with tir.when(column < end):
-                                visit(row, column, 4 * (m * tiles + t) + 2 * half + c)
 
 
 def _lay_down(tile: Buffer, row: Expr, column: Expr, values: Sequence[Expr]) -> None:

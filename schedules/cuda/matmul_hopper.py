@@ -12,8 +12,7 @@ Both factors are rounded to f16, as in matmul.py: results differ from those of s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -21,7 +20,8 @@ from tvm import tirx
 from xpuc.schedules.cuda import hopper, tir
 from xpuc.schedules.cuda.activation_rows import widened_columns
 from xpuc.schedules.cuda.gate_up import ACTS
-from xpuc.schedules.cuda.products import Matrix, Weight, storing
+from xpuc.schedules.cuda.groups import blocks_of, side_by_side, when_within
+from xpuc.schedules.cuda.products import Matrix, Weight
 from xpuc.schedules.cuda.tir import Buffer, Expr
 from xpuc.schedules.cuda.weight_factors import PARTS, STEP, Share
 from xpuc.schedules.packed import COLUMNS, packed
@@ -76,29 +76,22 @@ def matmul(
     Arguments: the widened activation of n rows, the planes of each weight, the biases f32 (rows,),
     y.
     """
-    biases = tuple(bias) or (False,) * len(weights)
 
     def body() -> None:
         n = tir.rows_var()
         x = tir.arg("x", (n, widened_columns(k)), "float16")
         matrices = [weight.declare(f"w{i}", k) for i, weight in enumerate(weights)]
-        vectors = [
-            tir.arg(f"b{i}", (weight.rows,), "float32") if has else None
-            for i, (weight, has) in enumerate(zip(weights, biases, strict=True))
-        ]
+        parts = side_by_side(matrices, bias, knobs.columns)
         y = tir.arg("y", (n, sum(w.rows for w in weights)), "float32")
-        counts = [-(-w.rows // knobs.columns) for w in weights]
-        tile = _Tile(x, sum(counts), knobs)
-        first = column = 0
-        for matrix, vector, count in zip(matrices, vectors, counts, strict=True):
-            with tile.when_multiplying(first, count) as start:
-                (sums,) = tile.multiply([matrix], start)
-                tile.each(start, matrix.rows, storing(y, column, vector, sums))
-            first += count
-            column += matrix.rows
+        tile = _Tile(x, blocks_of(parts), knobs)
+        for part in parts:
+            with when_within(tile.threads.block[0], part.first, part.count) as at:
+                start = tir.let(at * knobs.columns)
+                (sums,) = tile.multiply([part.matrix], start)
+                tile.each(start, part.matrix.rows, part.storing(y, sums))
 
     names = "_".join(f"{w.format.lower()}_{w.rows}" for w in weights)
-    words = ["bias"] if any(biases) else []
+    words = ["bias"] if any(bias) else []
     return tir.prim_func("_".join(["hopper_matmul", names, f"x{k}", *words]), body)
 
 
@@ -120,7 +113,8 @@ def gated_matmul(
         h = tir.arg("h", (n, gate.rows), "float32")
         blocks = -(-gate.rows // knobs.columns)
         tile = _Tile(x, blocks, knobs)
-        with tile.when_multiplying(0, blocks) as start:
+        with when_within(tile.threads.block[0], 0, blocks) as at:
+            start = tir.let(at * knobs.columns)
             gates, ups = tile.multiply(pair, start)
 
             def one(row: Expr, column: Expr, i: int) -> None:
@@ -152,14 +146,6 @@ class _Tile:
     def _fill(self, step: Expr) -> None:
         with tir.when(self.threads.thread == 0):
             self.ring.fill(step, self.first, step * STEP)
-
-    @contextmanager
-    def when_multiplying(self, first: int, count: int) -> Iterator[Expr]:
-        """Inside, in blocks `first` to `first` + `count` - 1, the row of the matrix that the block
-        starts at."""
-        block = self.threads.block[0]
-        with tir.when(tirx.And(block >= first, block < first + count)):
-            yield tir.let((block - first) * self.knobs.columns)
 
     def multiply(self, matrices: Sequence[Matrix], start: Expr) -> list[Buffer]:
         """The products with the rows of each matrix from `start` on: registers as `each` counts."""

@@ -7,7 +7,7 @@ so that a row's bits do not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -236,15 +236,3 @@ def row_sums(
         [tir.warp_reduce(acc[i * rows.count + c], "sum") for c in range(rows.count)]
         for i in range(len(streams))
     ]
-
-
-def storing(
-    y: Buffer, first: int, bias: Buffer | None, sums: Buffer
-) -> Callable[[Expr, Expr, int], None]:
-    """Writes sum i, of a row and a column, to y from column `first` on, plus its bias if any."""
-
-    def one(row: Expr, column: Expr, i: int) -> None:
-        value = sums[i] if bias is None else sums[i] + bias[column]
-        tir.store(y, (row, first + column), value)
-
-    return one
