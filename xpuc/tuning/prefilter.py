@@ -29,7 +29,9 @@ _LIMITS = {  # resident warps, blocks and bytes of shared memory of a multiproce
 }  # fmt: skip
 _SYSTEM = 1024  # bytes of the shared memory of each block, for itself
 _CARDS = {"sm_80": "A100", "sm_86": "A100", "sm_89": "A100", "sm_90": "H100"}
-_PRODUCTS = ("HGMMA", "IMMA", "HMMA", "IDP.4A", "FFMA")  # what multiplies, the first there is
+# What multiplies, the first there is. Not FFMA: it scales, too, and attention has it in two loops,
+# of which a knob makes the one or the other the longer.
+_PRODUCTS = ("HGMMA", "IMMA", "HMMA", "IDP.4A")
 _RATES = {"HGMMA": 16, "IMMA": 16, "HMMA": 8}  # assumed: multiply-adds of a lane a cycle, at most
 _SCHEDULERS = 4  # of a multiprocessor, each issues an instruction of a warp a cycle
 _WANTED = ("LDG.E.128", "IDP.4A", "HMMA", "HGMMA")
@@ -180,14 +182,14 @@ def _issue_us(code: KernelCode, gpu: Gpu, operations: int) -> float:
 
 
 def _multiply_adds(opcode: str) -> int:
-    """Of a lane: HMMA.16816.F32 has 16 x 8 x 16 among 32, HGMMA.64x128x16.F32 among 128."""
+    """Of a lane: HMMA.16816.F32 has 16 x 8 x 16 among 32, HGMMA.64x128x16.F32 among 128, IDP 4."""
     name, _, rest = opcode.partition(".")
     shape = rest.partition(".")[0]
     if name == "HGMMA":
         return math.prod(map(int, shape.split("x"))) // 128
     if name in ("HMMA", "IMMA"):
         return int(shape[:2]) * int(shape[2]) * int(shape[3:]) // 32
-    return 4 if name == "IDP" else 1
+    return 4
 
 
 def _has(code: Sequence[KernelCode], opcode: str) -> bool:
