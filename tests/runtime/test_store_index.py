@@ -118,7 +118,7 @@ def test_the_leading_ones_of_a_chain(tmp_path: Path) -> None:
 def test_filled_from_entries_in_any_order(tmp_path: Path) -> None:
     """Of two for a key the last used counts, and stamps that two blocks have are told apart."""
     index = index_of(tmp_path)
-    given_ = [(2, 30, 9), (0, 10, 7), (1, 21, 4), (1, 20, 8), (3, 40, 7)]  # number, place, stamp
+    given_ = [(2, 30, 9), (1, 20, 8), (0, 10, 7), (1, 21, 4), (3, 40, 7)]  # number, place, stamp
     index.fill((key_of(number), Entry(place, stamp)) for number, place, stamp in given_)
     found = dict(index.entries())
     assert {key: entry.place for key, entry in found.items()} == {
