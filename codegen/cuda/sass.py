@@ -30,6 +30,10 @@ class Instruction:
     opcode: str
     target: int | None
 
+    def is_a(self, opcode: str) -> bool:
+        """Whether it is of an opcode and the modifiers named, whatever follows them."""
+        return f"{self.opcode}.".startswith(f"{opcode}.")
+
 
 @dataclass(frozen=True)
 class Sass:
@@ -44,11 +48,14 @@ class Sass:
 
     def count(self, opcode: str) -> int:
         """Instructions of an opcode and the modifiers named, whatever follows them."""
-        return sum(f"{i.opcode}.".startswith(f"{opcode}.") for i in self.instructions)
+        return sum(i.is_a(opcode) for i in self.instructions)
 
-    def hot_loop(self) -> tuple[Instruction, ...]:
-        """The longest loop that holds no other, all of the code if there is none."""
-        return self._within(self._hot_span())
+    def hot_loop(self, opcode: str | None = None) -> tuple[Instruction, ...]:
+        """The longest loop that holds no other, all of the code if there is none.
+
+        With an `opcode`, of the loops that have it.
+        """
+        return self._within(self._hot_span(opcode))
 
     def around_the_hot_loop(self) -> tuple[Instruction, ...]:
         """The shortest loop that holds the hot one and more, all of the code if there is none."""
@@ -56,8 +63,11 @@ class Sass:
         around = [s for s in self._loops() if s[0] <= first and last < s[1]]
         return self._within(min(around, key=lambda s: s[1] - s[0], default=_ALL))
 
-    def _hot_span(self) -> tuple[int, int]:
-        spans = self._loops()
+    def _hot_span(self, opcode: str | None = None) -> tuple[int, int]:
+        spans = [
+            span for span in self._loops()
+            if opcode is None or any(i.is_a(opcode) for i in self._within(span))
+        ]  # fmt: skip
         inner = [
             s for s in spans if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in spans)
         ]
@@ -76,9 +86,9 @@ class Sass:
         loads = ("LDG.", "LDGSTS.")
         return sum(_width(i.opcode) for i in self.hot_loop() if i.opcode.startswith(loads))
 
-    def instructions_per_weight(self, weights: int) -> float:
+    def instructions_per_weight(self, weights: int, opcode: str | None = None) -> float:
         """Of the hot loop, in one pass of which a thread takes that many weights."""
-        return sum(i.opcode not in _NOTHING for i in self.hot_loop()) / weights
+        return sum(i.opcode not in _NOTHING for i in self.hot_loop(opcode)) / weights
 
 
 def _width(load: str) -> int:

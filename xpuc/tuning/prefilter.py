@@ -84,21 +84,20 @@ class KernelCode:
 
     @property
     def multiplies_by(self) -> str | None:
-        """The opcode of the products in the hot loop; None if it has none."""
+        """The opcode of its products; None if it has none."""
         if self.sass is None:
             return None
-        loop = Sass(self.sass.kernel, self.sass.hot_loop())
-        return next((opcode for opcode in _PRODUCTS if loop.count(opcode)), None)
+        return next((opcode for opcode in _PRODUCTS if self.sass.count(opcode)), None)
 
     @property
     def instructions(self) -> float:
-        """Of the hot loop for each multiply-add of a lane there."""
+        """Of the hot loop of products for each multiply-add of a lane there."""
         opcode = self.multiplies_by
         if self.sass is None or opcode is None:
             return 0.0
-        loop = [i.opcode for i in self.sass.hot_loop()]
-        multiply_adds = sum(_multiply_adds(o) for o in loop if f"{o}.".startswith(f"{opcode}."))
-        return self.sass.instructions_per_weight(multiply_adds)
+        loop = self.sass.hot_loop(opcode)
+        multiply_adds = sum(_multiply_adds(i.opcode) for i in loop if i.is_a(opcode))
+        return self.sass.instructions_per_weight(multiply_adds, opcode)
 
     @property
     def cycles(self) -> float:
