@@ -288,7 +288,10 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     recompile = compile_again(directory)
     if not path.is_file():
-        raise ArtifactError(f"{directory}: not an xpuc artifact (no {MANIFEST})", recompile)
+        raise ArtifactError(
+            f"{directory}: not an xpuc artifact (no {MANIFEST})",
+            "give the folder that xpuc compile wrote",
+        )
     try:
         text = path.read_bytes().decode()
         raw = json.loads(text)

@@ -46,7 +46,7 @@ MISTAKES = [
     ("tokenize m.gguf -p x", "m.gguf: not found", "give the path of a MODEL or ARTIFACT"),
     ("inspect m.gguf", "m.gguf: not found", "give the path of a GGUF checkpoint or ARTIFACT"),
     ("inspect .", ".: not an xpuc artifact (no manifest.json)",
-     "compile the model again: xpuc compile MODEL -o ."),
+     "give the folder that xpuc compile wrote"),
     ("score m", "give the text one way, with --ids or with -f", "see xpuc score --help"),
     ("score m -f - --top -1", "--top: -1 is not in the range 0<=x<=1000", "see xpuc score --help"),
     ("score m -f - --windows 2", "--windows needs --window",
