@@ -97,7 +97,7 @@ def test_an_unknown_fusion_is_refused_with_the_known_ones(tiny_model, tmp_path):
 
 
 def test_dump_ir_writes_a_numbered_file_for_each_pass(tiny_model, tmp_path, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt  # what follows the passes is not what is tested
 
     monkeypatch.setattr(build_module, "build", stop)

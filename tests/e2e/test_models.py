@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +104,13 @@ def test_the_default_build_is_nearer_to_float32_than_llama_cpp(subject, record_p
     mean = mean_divergence(xpuc.load(subject.default, n_sequences=1), subject.recorded)
     record_property("mean_kl", mean)
     assert mean <= subject.recorded["llama_cpp_mean_kl"]
+
+
+def test_the_answer_that_a_gpu_is_held_to(smollm2_gguf, compiled, check_golden):
+    """tests/emu compares SmolLM2 on the emulated GPU with it."""
+    with xpuc.load(compiled(smollm2_gguf), n_sequences=1) as engine:
+        ids = engine.generate("The capital of France is", max_tokens=16, temperature=0).ids
+    check_golden("smollm2_answer.json", json.dumps(ids) + "\n")
 
 
 def test_so_are_keys_and_values_in_q8_0(smollm2_gguf, golden, compiled, record_property):

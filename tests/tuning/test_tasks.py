@@ -121,7 +121,7 @@ def comparable(task: Task) -> tuple[Any, ...]:
 def test_a_checkpoint_has_the_tasks_of_its_artifact(
     tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(module: Any, target: Any, path: Path) -> Built:
+    def build(module: Any, target: Any, path: Path, **_: Any) -> Built:
         path.write_bytes(b"a library")
         return Built(path, {"decode": 64})
 
