@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MODELS := .cache/models
-BESIDE := tests/codegen tests/schedules tests/tuning
+EMU_MODELS := $(patsubst %,tests/emu/test_%.py,\
+  model decode_loop prefill_weights deploy device_script tune tune_boards)
+BESIDE := tests/codegen tests/schedules tests/tuning tests/cli tests/frontend tests/runtime tests/bench
 .DEFAULT_GOAL := help
 
 .PHONY: help demo test quick check fix clean
@@ -25,13 +27,14 @@ demo: .venv/installed  ## compile SmolLM2-135M and let it answer
 	$(BIN)/xpuc compile $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf -o $(MODELS)/smollm2.xpuc
 	$(BIN)/xpuc run $(MODELS)/smollm2.xpuc -p "Why is the sky blue?" -n 48 --temp 0
 
-# Two processes, one of which tests/emu has to itself at first: a core for each.
+# Two processes at a time, a core for each: at first the halves of tests/emu, models and kernels.
 test: .venv/dev  ## the whole suite, slow tests included (fetches two small models)
 	$(BIN)/python tests/models.py $(MODELS)
-	@{ $(BIN)/pytest -m "not hardware" tests/emu; emu=$$?; \
+	@{ $(BIN)/pytest -m "not hardware" tests/emu $(addprefix --ignore=,$(EMU_MODELS)); emu=$$?; \
 	  $(BIN)/pytest -m "not hardware" $(BESIDE) && exit $$emu; } >.cache/beside.log 2>&1 & beside=$$!; \
 	trap "kill 0" INT TERM; \
-	$(BIN)/pytest -m "not hardware" $(addprefix --ignore=,$(BESIDE)); passed=$$?; \
+	$(BIN)/pytest -m "not hardware" $(EMU_MODELS); emu=$$?; \
+	$(BIN)/pytest -m "not hardware" $(addprefix --ignore=,$(BESIDE)) && passed=$$emu || passed=1; \
 	wait $$beside || passed=1; cat .cache/beside.log; exit $$passed
 
 quick: .venv/dev  ## the tests that take a moment
