@@ -69,9 +69,10 @@ class Lowered:
     def operation(self, site: Site) -> Operation:
         """What is known of the operation at a site; its schedule is picked at its first use."""
         plan = self.plan
-        common = replace(site, target=plan.target)
-        if self._schedule(site) is self._schedule(common):
-            site = common
+        if site.target != plan.target:
+            common = replace(site, target=plan.target)
+            if self._schedule(site) is self._schedule(common):
+                site = common
         arch = "" if site.target == plan.target else site.target.cpu
         label = json.dumps([arch, site.facts()], sort_keys=True)
         if label not in self.operations:

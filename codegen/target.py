@@ -24,9 +24,7 @@ class CompileTarget:
     triple: str  # of the CPU, which a GPU's host is
     tvm: Any
     archs: tuple[str, ...] = ()  # of a GPU: those there is code for
-    special: tuple[
-        TargetFacts, ...
-    ] = ()  # and those of them that prompts have kernels of their own on
+    special: tuple[TargetFacts, ...] = ()  # those of them with kernels of their own for prompts
 
     def as_manifest(self) -> dict[str, Any]:
         """What the loader compares with the machine it runs on."""
