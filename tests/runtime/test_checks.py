@@ -168,7 +168,6 @@ def leave_out(key: str) -> Callable[[Path], None]:
 
 
 REFUSALS = {
-    "no manifest": (remove(MANIFEST), "not an xpuc artifact (no manifest.json)"),
     "no json": (damage(MANIFEST, lambda d: d.pop(0)), "manifest.json: not readable as JSON ("),
     "no text": (damage(MANIFEST, lambda d: d.insert(9, 0xFF)), "manifest.json: not readable as"),
     "other format": (
@@ -221,6 +220,18 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tvm_ffi, "load_module", refuse)
     monkeypatch.setattr("ctypes.CDLL", refuse)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("closed")
+def test_a_folder_without_a_manifest_is_not_advised_to_be_compiled_onto(copy):
+    remove(MANIFEST)(copy)
+    code, out, err = invoke("run", copy, "-p", "x")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: {copy}: not an xpuc artifact (no manifest.json)",
+        "hint: give the folder that xpuc compile wrote",
+    ]
 
 
 @pytest.mark.slow
