@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from cli_runs import invoke, manifest
@@ -307,15 +308,55 @@ def test_the_peer_gets_its_column_and_its_name(artifact, stub, tmp_path, monkeyp
     assert "peer: stub with 2 threads" in invoke(*args).out
 
 
-def test_another_checkpoint_is_not_compared_with(artifact, tmp_path):
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Where models are compiled into; a command that is refused makes none."""
+    monkeypatch.setenv("XPUC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_another_checkpoint_is_not_compared_with(artifact, checkpoint, cache, tmp_path):
     from gguf_files import gguf_bytes
 
     (tmp_path / "other.gguf").write_bytes(gguf_bytes())
-    done = invoke("bench", artifact, "--vs", "llama.cpp", "--model", tmp_path / "other.gguf")
-    assert done.err.splitlines()[0].endswith(
-        f"is not what {artifact} was compiled from (tiny.gguf)"
+    for model, what in (
+        (artifact, f"what {artifact} was compiled from (tiny.gguf)"),
+        (checkpoint, f"the model of {checkpoint}"),
+    ):
+        done = invoke("bench", model, "--vs", "llama.cpp", "--model", tmp_path / "other.gguf")
+        assert done.err.splitlines()[0] == f"error: {tmp_path / 'other.gguf'}: is not {what}"
+        assert done.code == 2
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("search", "python", "message"),
+    [
+        ("print('')", sys.executable, "--vs llama.cpp: no package of it is installed"),
+        ("", "/no/such/python", "--peer-python /no/such/python: does not run"),
+    ],
+)
+def test_a_peer_that_is_not_there_is_refused_before_the_model_is_compiled(
+    checkpoint, cache, monkeypatch, search, python, message
+):
+    monkeypatch.setattr(peer, "_SEARCH", search)
+    done = invoke("bench", checkpoint, "--vs", "llama.cpp", "--peer-python", python)
+    assert (done.code, done.out) == (2, "")
+    error, _ = done.err.splitlines()
+    assert error == f"error: {message}"
+    assert not cache.exists()
+
+
+def test_a_checkpoint_that_the_peer_cannot_read_is_refused_before_it_is_compiled(
+    checkpoint, cache, stub
+):
+    Path(peer.peer_worker.__file__).write_text(
+        "import json; print(json.dumps({'error': 'cannot load the model'}))"
     )
+    done = invoke("bench", checkpoint, "--vs", "llama.cpp")
+    assert done.err.splitlines()[0] == "error: llama.cpp: cannot load the model"
     assert done.code == 2
+    assert not cache.exists()
 
 
 def test_the_worker_runs_without_xpuc_and_says_what_is_missing():

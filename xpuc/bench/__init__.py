@@ -3,10 +3,11 @@
 cases.py      what is measured, under llama-bench's names
 ours.py       an artifact running a case
 peer.py       llama.cpp running it, in a process of its own (peer_worker.py)
-bandwidth.py  how fast this machine reads memory
-peak.py       how fast it multiplies bytes
+roofs.py      how fast this machine reads memory and multiplies bytes
 launches.py   the kernels of a step, what they read and compute
 profile.py    the time they take, of that which they need at least
+explain.py    an operation's, beside what its manifest says of it
+predict.py    a decode step's on a GPU that is not at hand
 session.py    the rounds, interleaved, and the rows they make
 
 engine_session.py  the rounds of what requests notice of an engine:

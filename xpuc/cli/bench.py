@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ from xpuc.cli import bench_engine, engine_options, quantities, shared_options, s
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
-    from xpuc.bench import Profile, Row
+    from xpuc.bench import Case, Profile, Row
+    from xpuc.bench.peer import Peer
 
 
 class _Lengths(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -158,31 +161,26 @@ def command(
     if engine:
         _measure_engine(model, as_json, rest)
         return
-    compared = _compared(vs, model, peer_model, rest["peer_python"])
     from xpuc.bench import Session, cases
     from xpuc.bench.ours import Ours
-    from xpuc.bench.peer import Peer
     from xpuc.runtime.model import default_threads
 
+    compared = _compared(vs, model, peer_model, rest["peer_python"])
     wanted = cases(rest["prompts"], rest["generated"], rest["depths"], rest["batches"])
     if not wanted:
         raise RequestError("-p 0 and -n 0 leave nothing to measure", "give one of them a length")
     threads = rest["threads"] or default_threads()
-    artifact = sources.artifact(model, max(case.n_context for case in wanted))
-    if compared is not None:
-        _check_same(artifact, compared)
-    ours = Ours.load(
-        artifact, threads, wanted, **{name: rest[name] for name in engine_options.MODES}
-    )
-    peer = Peer(compared, threads, wanted, rest["peer_python"]) if compared else None
-    try:
-        rows = Session(wanted, ours, threads, peer).run(
-            rest["rounds"] or _ROUNDS, _progress, by_kernel=rest["profile"]
+    # A peer that is not there, or cannot read the model, says so before the model is compiled.
+    with _peer(compared, threads, wanted, rest["peer_python"]) as peer:
+        artifact = sources.artifact(model, max(case.n_context for case in wanted))
+        ours = Ours.load(
+            artifact, threads, wanted, **{name: rest[name] for name in engine_options.MODES}
         )
-    finally:
-        if peer is not None:
-            peer.close()
-        _progress(None, "")
+        session = Session(wanted, ours, threads, peer)
+        try:
+            rows = session.run(rest["rounds"] or _ROUNDS, _progress, by_kernel=rest["profile"])
+        finally:
+            _progress(None, "")
     facts = [dataclasses.asdict(row) for row in rows]
     click.echo(json.dumps(facts, indent=1) if as_json else "\n".join(_table(rows)))
 
@@ -198,7 +196,8 @@ def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
 def _compared(
     vs: str | None, model: Path, peer_model: Path | None, peer_python: str | None
 ) -> Path | None:
-    """The checkpoint that the peer runs; None without a peer, whose options are refused then."""
+    """The checkpoint that the peer runs, which is that of MODEL; None without a peer, whose options
+    are refused then."""
     if vs is None:
         for flag, value in (("--model", peer_model), ("--peer-python", peer_python)):
             if value is not None:
@@ -206,21 +205,44 @@ def _compared(
         return None
     if peer_model is None and sources.is_artifact(model):
         raise RequestError(f"--vs {vs}: needs the checkpoint", "name it with --model FILE.gguf")
+    if peer_model is not None:
+        _check_same(model, peer_model)
     return peer_model or model
 
 
-def _check_same(artifact: Path, checkpoint: Path) -> None:
+def _check_same(model: Path, checkpoint: Path) -> None:
     """A ratio between two different models would say nothing."""
     from xpuc.artifact import read_manifest
     from xpuc.frontend.gguf import open_gguf
 
-    source = read_manifest(artifact).source
     sources.require(checkpoint, "GGUF checkpoint")
-    if open_gguf(checkpoint).digest() != source["xxh3_128"]:
+    found = open_gguf(checkpoint).digest()
+    if sources.is_artifact(model):
+        source = read_manifest(model).source
+        wanted, what = source["xxh3_128"], f"what {model} was compiled from ({source['file']})"
+    else:
+        wanted, what = open_gguf(model).digest(), f"the model of {model}"
+    if found != wanted:
         raise FileError(
-            f"{checkpoint}: is not what {artifact} was compiled from ({source['file']})",
-            "give that one with --model, or compile this one",
+            f"{checkpoint}: is not {what}", "give that one with --model, or compile this one"
         )
+
+
+@contextmanager
+def _peer(
+    checkpoint: Path | None, threads: int, wanted: Sequence[Case], python: str | None
+) -> Iterator[Peer | None]:
+    """llama.cpp with the checkpoint loaded; None without one."""
+    if checkpoint is None:
+        yield None
+        return
+    from xpuc.bench.peer import Peer
+
+    peer = Peer(checkpoint, threads, wanted, python)
+    try:
+        yield peer
+    finally:
+        peer.close()
 
 
 def _progress(number: int | None, test: str) -> None:
