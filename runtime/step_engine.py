@@ -265,15 +265,13 @@ class StepEngine:
         plan.record.model_ns = time.perf_counter_ns() - start
         results = iter(rows)  # no result wanted: one row, unused
         for each, span in step.wanted:
-            row = next(results)
+            row, *drafted = islice(results, 1 + len(span.drafts))
             if each.id not in self._live:
                 plan.record.n_dropped += 1
                 continue
             for completion in self._fork(each):
                 self._choose(completion, row, step.tail)
-            if span.drafts:
-                drafted = list(islice(results, len(span.drafts)))
-                self._verify(each, plan, span, drafted, step.tail)
+            self._verify(each, plan, span, drafted, step.tail)
         self.scheduler.end_step(plan)
 
     def _rows_of(self, step: Step) -> Any:

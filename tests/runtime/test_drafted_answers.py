@@ -156,6 +156,26 @@ def test_a_fault_among_the_drafts_is_the_fault_of_plain_steps() -> None:
     assert drafted == plain
 
 
+def test_a_fault_among_several_drafted_answers_is_nobody_elses() -> None:
+    """Rows of drafts whose request another of its answers has just ended are nobody's result."""
+    options: dict[str, Any] = {"logit_bias": {3: 64.0, 8: 60.0}, "max_tokens": 40}
+    other = {"prompt": [9, 3, 8, 3], **options, "seed": 3}
+    wanted = engine_of(0, n_blocks=99).generate(**other).ids
+    n_drafted_for_nobody = 0
+    for seed in range(12):
+        engine = engine_of(7, n_blocks=99)
+        engine.model.nan_tokens = {5}  # type: ignore[attr-defined]
+        faulty = options | {"logit_bias": {3: 64.0, 8: 60.0, 5: 58.5}}
+        engine.add_request([7, 3, 8, 3, 8, 8, 3], n=2, seed=seed, **faulty)
+        request = engine.add_request(**other)
+        events = [event for _ in range(99) if engine.has_work for event in engine.step()]
+        ended = {(e.request is request, e.index): e.result for e in events if e.result}
+        assert ended[True, 0].ids == wanted
+        first, second = ended[False, 0], ended[False, 1]
+        n_drafted_for_nobody += first.finish_reason == "error" and second.timings.n_drafted > 0
+    assert n_drafted_for_nobody > 5
+
+
 def test_a_step_with_drafts_that_fails_ends_its_requests() -> None:
     engine = engine_of(7)
     (whole,) = ask(engine, **CALM, seed=5, draft_max=0)
