@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from xpuc.artifact import CHAT_TEMPLATE, TOKENIZER, Tail
-from xpuc.errors import RequestError
+from xpuc.errors import FieldError, RequestError
 from xpuc.runtime.candidates import Floats
 from xpuc.runtime.chunks import BUDGET_MS
 from xpuc.runtime.cost_model import Work
@@ -239,7 +239,7 @@ def load(
 
     policy_of(policy)  # refused before the work of loading
     if not chunk_budget_ms > 0:
-        raise RequestError(f"chunk_budget_ms is {chunk_budget_ms}", "give a number above 0")
+        raise FieldError(["chunk_budget_ms"], f" is {chunk_budget_ms}", "give a number above 0")
     directory = Path(path)
     model = load_model(
         directory,

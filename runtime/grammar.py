@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xpuc.errors import RequestError, XpucError
+from xpuc.errors import FieldError, XpucError
 from xpuc.runtime.candidates import Mask
 from xpuc.runtime.sampling_params import GrammarKind, SamplingParams
 
@@ -105,7 +105,7 @@ class Grammars:
         if source is None:
             return None
         if self._vocabulary is None:
-            raise RequestError(f"{source[0]} needs a tokenizer", "leave it out")
+            raise FieldError(source[:1], " needs a tokenizer", "leave it out")
         return GrammarState(self._compiled(*source).deep_copy(), self._vocabulary)
 
     def _compile(self, kind: GrammarKind, text: str) -> Any:
@@ -178,8 +178,8 @@ def _llguidance() -> Any:
     return llguidance
 
 
-def _refusal(kind: GrammarKind, error: str) -> RequestError:
-    return RequestError(f"{kind} does not compile: {_one_line(error)}", _HINTS[kind])
+def _refusal(kind: GrammarKind, error: str) -> FieldError:
+    return FieldError([kind], f" does not compile: {_one_line(error)}", _HINTS[kind])
 
 
 def _one_line(error: str) -> str:

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from xpuc.errors import RequestError
+from xpuc.errors import FieldError
 from xpuc.runtime.candidates import Candidates
 from xpuc.runtime.dry import Breakers, find_breakers, has_dry
 from xpuc.runtime.generation import Codec, Generation
@@ -83,9 +83,8 @@ class Intake:
             self._prompts.codec("a stop string")
         most = self._scheduler.queue_bound
         if params.n > most:
-            raise RequestError(
-                f"{params.n} completions were asked for; at most {most} can wait",
-                "ask for fewer (n), more than once",
+            raise FieldError(
+                ["n"], f" is {params.n}; at most {most} can wait", "ask for fewer, more than once"
             )
 
     def _breakers_of(self, params: SamplingParams) -> Breakers:

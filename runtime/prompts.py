@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any, cast
 
-from xpuc.errors import RequestError
+from xpuc.errors import FieldError, RequestError
 from xpuc.runtime.generation import Codec
 
 Message = Mapping[str, Any]
@@ -27,8 +27,9 @@ def _is_list(item: Any) -> bool:
 def check_ids(ids: Many[int], n_vocab: int, where: str) -> None:
     for place, id_ in enumerate(ids):
         if not 0 <= id_ < n_vocab:
-            raise RequestError(
-                f"{where}: token {id_} at place {place} is not in the vocabulary",
+            raise FieldError(
+                [where],
+                f": token {id_} at place {place} is not in the vocabulary",
                 f"ids go from 0 to {n_vocab - 1}",
             )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from xpuc.errors import RequestError, nearest
+from xpuc.errors import FieldError, RequestError, nearest
 
 DEFAULT_ORDER = (
     "penalties",
@@ -55,6 +55,7 @@ _RANGES = {
     "min_keep": _Range(int, 0, _ANY),
     "min_tokens": _Range(int, 0, _ANY),
 }
+_ID = _Range(int, 0, _ANY)
 _OPTIONAL_RANGES = {
     "max_tokens": _Range(int, 1, _ANY),
     "logprobs": _Range(int, 0, 1000),
@@ -136,8 +137,9 @@ class SamplingParams:
             if (value := getattr(self, name)) is not None:
                 _check(name, value, allowed)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}",
+            raise FieldError(
+                ["min_tokens"],
+                f" is {self.min_tokens}, above max_tokens {self.max_tokens}",
                 "lower min_tokens, or raise max_tokens",
             )
         _check_order(self.order)
@@ -148,7 +150,7 @@ class SamplingParams:
         _check_texts("stop", self.stop_strings)
         _check_texts("dry_breakers", self.dry_breakers)
         for id_ in self.stop_ids:
-            _check("stop_ids", id_, _Range(int, 0, _ANY))
+            _check("stop_ids", id_, _ID)
         _check_grammars(self)
 
     @property
@@ -188,17 +190,19 @@ def from_options(params: SamplingParams | None, options: Mapping[str, Any]) -> S
     return replace(params or SamplingParams(), **options)
 
 
-def _check(name: str, value: Any, allowed: _Range) -> None:
+def _check(name: str, value: Any, allowed: _Range, what: str = "") -> None:
     kinds = (int, float) if allowed.kind is float else (int,)
     word = "a number" if allowed.kind is float else "a whole number"
-    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
-        raise RequestError(f"{name} is {value!r}", f"give {word}{_between(allowed)}")
-    if not allowed.low <= value <= allowed.high:
-        raise RequestError(f"{name} is {value}", f"give {word}{_between(allowed)}")
+    is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not allowed.low <= value <= allowed.high:
+        raise FieldError([name], f"{what} is {value!r}", f"give {word}{_between(allowed)}")
 
 
 def _between(allowed: _Range) -> str:
-    low, high = (f"{edge:g}" for edge in (allowed.low, allowed.high))
+    low, high = (
+        f"{edge:g}" if isinstance(edge, float) else str(edge)
+        for edge in (allowed.low, allowed.high)
+    )
     if math.isinf(allowed.low):
         return "" if math.isinf(allowed.high) else f" up to {high}"
     return f" from {low} up" if math.isinf(allowed.high) else f" from {low} to {high}"
@@ -207,18 +211,20 @@ def _between(allowed: _Range) -> str:
 def _check_order(order: tuple[str, ...]) -> None:
     for name in order:
         if name not in DEFAULT_ORDER:
-            raise RequestError(f"samplers: unknown sampler {name!r}", nearest(name, DEFAULT_ORDER))
+            hint = nearest(name, DEFAULT_ORDER)
+            raise FieldError(["samplers"], f": unknown sampler {name!r}", hint)
         if order.count(name) > 1:
-            raise RequestError(f"samplers: {name!r} stands twice", "name each sampler once")
+            raise FieldError(["samplers"], f": {name!r} stands twice", "name each sampler once")
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:
     for id_, value in bias.items():
-        _check("logit_bias: token id", id_, _Range(int, 0, _ANY))
+        _check("logit_bias", id_, _ID, ": token id")
         is_banned = value == -math.inf
         if not is_banned and not (isinstance(value, (int, float)) and abs(value) <= 1e6):
-            raise RequestError(
-                f"logit_bias: token {id_} has bias {value!r}",
+            raise FieldError(
+                ["logit_bias"],
+                f": token {id_} has bias {value!r}",
                 "give a number up to 1e6; -inf keeps the token from being chosen",
             )
 
@@ -226,20 +232,20 @@ def _check_bias(bias: Mapping[int, float]) -> None:
 def _check_list(name: str, given: Any) -> None:
     # A bare text would be taken for a list of its characters.
     if not isinstance(given, (tuple, list)):
-        raise RequestError(f"{name} is {given!r}", "give a tuple or a list")
+        raise FieldError([name], f" is {given!r}", "give a tuple or a list")
 
 
 def _check_texts(name: str, texts: tuple[str, ...]) -> None:
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise RequestError(f"{name}: {text!r}", "give texts of at least one character")
+            raise FieldError([name], f": {text!r}", "give texts of at least one character")
 
 
 def _check_grammars(params: SamplingParams) -> None:
     names = ("json_schema", "json_object", "regex", "grammar")
     given = [name for name in names if getattr(params, name) not in (None, False)]
     if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} exclude each other", "give one of them")
+        raise FieldError(given, " exclude each other", "give one of them")
     _check_texts("regex", () if params.regex is None else (params.regex,))
     _check_texts("grammar", () if params.grammar is None else (params.grammar,))
     if params.json_schema is not None:
@@ -252,9 +258,8 @@ def _json_text(schema: Any) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise RequestError(
-            f"json_schema is not JSON: {error}", "give a JSON object or its text"
-        ) from None
+        hint = "give a JSON object or its text"
+        raise FieldError(["json_schema"], f" is not JSON: {error}", hint) from None
     if not isinstance(value, Mapping):
-        raise RequestError(f"json_schema is {text}", "give a JSON object or its text")
+        raise FieldError(["json_schema"], f" is {text}", "give a JSON object or its text")
     return text

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from xpuc.errors import RequestError
+from xpuc.errors import FieldError
 from xpuc.runtime.cost_model import Work
 from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.ngram import Lookup
@@ -39,10 +39,11 @@ class Speculation:
         for name, least in (("draft_max", 0), ("ngram_min", 1), ("ngram_max", 1)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise RequestError(f"{name} is {value!r}", f"give a whole number from {least} up")
+                raise FieldError([name], f" is {value!r}", f"give a whole number from {least} up")
         if self.ngram_min > self.ngram_max:
-            raise RequestError(
-                f"ngram_min is {self.ngram_min}, above ngram_max {self.ngram_max}",
+            raise FieldError(
+                ["ngram_min"],
+                f" is {self.ngram_min}, above ngram_max {self.ngram_max}",
                 "lower ngram_min, or raise ngram_max",
             )
 
@@ -55,9 +56,10 @@ class Drafter:
 
     def __init__(self, speculation: Speculation, *, max_rows: int) -> None:
         if speculation.draft_max and max_rows < 2:
-            raise RequestError(
-                f"draft_max is {speculation.draft_max}, but the artifact decodes one row a step",
-                "compile it again with a larger --max-batch, or leave draft_max out",
+            raise FieldError(
+                ["draft_max"],
+                f" is {speculation.draft_max}, but the artifact decodes one row a step",
+                "compile it again with a larger --max-batch, or draft nothing",
             )
         self.speculation = speculation
         self._max_rows = max_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class XpucError(Exception):
@@ -29,6 +29,21 @@ class ArtifactError(XpucError):
 
 class RequestError(XpucError):
     """A request that cannot be served (too long, bad sampling parameters, a full queue)."""
+
+
+class FieldError(RequestError):
+    """A field of a request, or several, whose values cannot be used.
+
+    The message begins with their names, as Python knows them; `what` is the rest of it.
+    """
+
+    def __init__(self, fields: Iterable[str], what: str, hint: str) -> None:
+        self.fields, self.what = tuple(fields), what
+        super().__init__(f"{' and '.join(self.fields)}{what}", hint)
+
+    def named(self, names: Mapping[str, str]) -> FieldError:
+        """The same with other names, of those fields that have one."""
+        return FieldError((names.get(each, each) for each in self.fields), self.what, self.hint)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

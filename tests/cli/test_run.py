@@ -214,9 +214,9 @@ def test_a_schema_is_read_from_its_file(artifact, engine, tmp_path):
     (tmp_path / "s.json").write_text('{"type": "stirng"}')
     done = run(artifact, "-p", "hi", "--json-schema", tmp_path / "s.json")
     assert done.code == 2
-    assert "json_schema does not compile: Invalid type: stirng" in done.err
+    assert done.err.startswith("error: --json-schema does not compile: Invalid type: stirng\n")
     both = run(artifact, "-p", "hi", "--json-schema", tmp_path / "s.json", "--regex", "a")
-    assert "json_schema and regex exclude each other" in both.err
+    assert "--json-schema and --regex exclude each other" in both.err
     twice = run(artifact, "--json-schema", "-", stdin="{}")
     assert "stdin is asked for twice" in twice.err
 
@@ -289,6 +289,16 @@ def test_logits_that_are_no_numbers_take_two_lines(artifact, engine):
     error, hint = done.err.splitlines()[-2:]
     assert error == "error: the logits after 5 tokens are unfit: none is the largest"
     assert hint.startswith("hint: compare the artifact's files (xpuc inspect --verify)")
+
+
+def test_what_the_engine_refuses_of_an_option_names_it_as_typed(artifact, engine):
+    for typed, message in (
+        (("-l", "97+1"), "--logit-bias: token 97 at place 0 is not in the vocabulary"),
+        (("--completions", 1000), "--completions is 1000; at most 512 can wait"),
+    ):
+        done = run(artifact, "--raw", "-p", "hello", *typed)
+        assert done.code == 2
+        assert done.err.splitlines()[0] == f"error: {message}"
 
 
 def test_a_prompt_that_does_not_fit(artifact, engine):

@@ -193,7 +193,7 @@ def test_refusals() -> None:
     engine = Engine(FakeModel(), queue_bound=5)
     with pytest.raises(RequestError, match="a stream is of one answer, n is 2"):
         engine.stream([1], n=2)
-    with pytest.raises(RequestError, match="6 completions were asked for; at most 5 can wait"):
+    with pytest.raises(RequestError, match="n is 6; at most 5 can wait"):
         engine.generate([1], n=6)
     assert not engine.has_work
 

@@ -15,7 +15,7 @@ import click
 
 import xpuc
 from xpuc.cli import failures
-from xpuc.errors import RequestError, nearest
+from xpuc.errors import FieldError, RequestError, nearest
 
 COMMANDS = (
     "compile",
@@ -56,11 +56,18 @@ class _Program(click.Group):
         except KeyboardInterrupt as error:  # click would end it with a blank line and "Aborted!"
             raise failures.Interrupted from error
         except click.UsageError as error:
-            if error.ctx is None and ctx.invoked_subcommand:  # its parser does not say whose it is
-                command = self.get_command(ctx, ctx.invoked_subcommand)
-                if command is not None:
-                    error.ctx = click.Context(command, ctx, ctx.invoked_subcommand)
+            if error.ctx is None:  # its parser does not say whose it is
+                error.ctx = self._invoked(ctx)
             raise
+        except FieldError as error:
+            called = self._invoked(ctx)
+            raise error.named(failures.flags(called) if called else {}) from error
+
+    def _invoked(self, ctx: click.Context) -> click.Context | None:
+        """Of the command that was called."""
+        name = ctx.invoked_subcommand
+        command = self.get_command(ctx, name) if name else None
+        return click.Context(command, ctx, name) if command else None
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any

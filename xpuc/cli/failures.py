@@ -101,6 +101,15 @@ def _usage(error: UsageError) -> tuple[str, str]:
     return _sentence(error.format_message()), see
 
 
+def flags(ctx: click.Context) -> dict[str, str]:
+    """How each option of a command is typed, by its parameter."""
+    return {
+        str(param.name): _shown(param, ctx)
+        for param in ctx.command.params
+        if isinstance(param, click.Option)
+    }
+
+
 def _usage_line(ctx: click.Context) -> str:
     return f"type {' '.join(ctx.get_usage().removeprefix('Usage: ').split())}"
 
