@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from operator import index
 from typing import Any, cast
 
 from xpuc.errors import FieldError, RequestError
@@ -13,15 +14,23 @@ Message = Mapping[str, Any]
 Prompt = str | Many[int] | Many[Message]
 """Text, token ids, or the messages of a chat ({"role": ..., "content": ...})."""
 
+_GIVE = "give text, token ids, or a list of messages with a role and a content"
+
 
 def is_prompt(given: Any) -> bool:
-    """Whether it is one prompt, not a list of them."""
+    """Whether it is one prompt, not a list of them; RequestError if it is neither."""
+    _check_list(given)
     return isinstance(given, str) or not len(given) or not _is_list(given[0])
 
 
 def _is_list(item: Any) -> bool:
     """Whether an item of a list is itself a prompt: neither a token id nor a chat message."""
     return isinstance(item, str) or (hasattr(item, "__len__") and not isinstance(item, Mapping))
+
+
+def _check_list(given: Any) -> None:
+    if isinstance(given, Mapping) or not hasattr(given, "__getitem__"):
+        raise RequestError(f"the prompt is of type {type(given).__name__}", _GIVE)
 
 
 def check_ids(ids: Many[int], n_vocab: int, where: str) -> None:
@@ -56,17 +65,12 @@ class PromptReader:
 
     def read(self, prompt: Prompt) -> list[int]:
         """RequestError if there is no tokenizer, no template or no such id."""
+        _check_list(prompt)
         if isinstance(prompt, str):
             return self.codec("a text prompt").encode(prompt)
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self._read_chat(cast(Many[Message], prompt))
-        try:
-            ids = [int(each) for each in cast(Many[int], prompt)]
-        except (TypeError, ValueError):
-            raise RequestError(
-                f"the prompt is a list of {type(prompt[0]).__name__}",
-                "give text, token ids, or messages with a role and a content",
-            ) from None
+        ids = [_id_of(place, each) for place, each in enumerate(cast(Many[int], prompt))]
         check_ids(ids, self._n_vocab, "the prompt")
         return ids
 
@@ -91,6 +95,13 @@ class PromptReader:
         # A template that writes the first token itself must not get it twice.
         bos = _text_of(codec, codec.bos_id)
         return codec.encode(text, add_bos=False if bos and text.startswith(bos) else None)
+
+
+def _id_of(place: int, item: Any) -> int:
+    try:
+        return index(item)  # not int(), which takes 1.5 for 1
+    except TypeError:
+        raise RequestError(f"the prompt: {item!r} at place {place} is no token id", _GIVE) from None
 
 
 def _text_of(codec: Codec, id_: int | None) -> str:

@@ -183,6 +183,11 @@ class SamplingParams:
 def from_options(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """`params`, or the defaults, with `options` in place of its fields; RequestError names a
     field that does not exist."""
+    if not isinstance(params, SamplingParams | None):
+        raise RequestError(
+            f"params is of type {type(params).__name__}",
+            "give a SamplingParams, or its fields by name: temperature=0",
+        )
     known = [each.name for each in fields(SamplingParams)]
     for name in options:
         if name not in known:

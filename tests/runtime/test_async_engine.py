@@ -153,6 +153,13 @@ def test_a_list_waits_for_room_in_the_queue_and_one_prompt_is_refused() -> None:
     run(test)
 
 
+class Unreadable:
+    """A prompt that fails in a way of its own."""
+
+    def __getitem__(self, place: int) -> int:
+        raise TypeError("no items")
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "error", "message"),
     [
@@ -161,7 +168,8 @@ def test_a_list_waits_for_room_in_the_queue_and_one_prompt_is_refused() -> None:
         ([], {}, RequestError, "the prompt is empty"),
         ([[1], [2], [-1]], {}, RequestError, "token -1 at place 0"),
         ([1] * 96, {}, RequestError, "the prompt has 96 tokens"),
-        ([[1], 5], {}, TypeError, "int"),
+        ([[1], 5], {}, RequestError, "the prompt is of type int"),
+        ([[1], Unreadable()], {}, TypeError, "no items"),
     ],
 )
 def test_refusals_are_raised_in_the_caller_and_nothing_runs(

@@ -221,11 +221,16 @@ def test_an_interrupted_call_leaves_nothing_behind() -> None:
         ([1], {"stop": "x"}, "a stop string needs a tokenizer"),
         ([], {}, "the prompt is empty"),
         ([1, 97], {}, "the prompt: token 97 at place 1"),
-        ([1.5, None], {}, "the prompt is a list of float"),
+        ([2, 1.5], {}, "the prompt: 1.5 at place 1 is no token id"),
+        ({"role": "user", "content": "a"}, {}, "the prompt is of type dict"),
+        (None, {}, "the prompt is of type NoneType"),
         ([1] * 96, {}, "the prompt has 96 tokens; the context holds 96"),
         ([[1], [-1]], {}, "the prompt: token -1 at place 0"),
         ([1], {"logit_bias": {97: 1.0}}, "logit_bias: token 97"),
         ([1], {"top_q": 1}, "unknown option 'top_q'"),
+        ([1], {"params": {"top_k": 1}}, "params is of type dict"),
+        ([1], {"salt": "tenant"}, "salt is 'tenant'"),
+        ([1], {"priority": "high"}, "priority is 'high'"),
     ],
 )
 def test_refusals_come_before_any_work(prompt: Any, options: dict[str, Any], message: str) -> None:
@@ -233,8 +238,9 @@ def test_refusals_come_before_any_work(prompt: Any, options: dict[str, Any], mes
     with pytest.raises(RequestError) as refused:
         engine.generate(prompt, **options)
     assert message in refused.value.message
+    is_several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list)
     with pytest.raises(RequestError):
-        engine.stream(prompt[0] if prompt and isinstance(prompt[0], list) else prompt, top_q=1)
+        engine.stream(prompt[0] if is_several else prompt, top_q=1)
     assert not engine.has_work
     assert isinstance(engine.model, FakeModel)
     assert not engine.model.calls

@@ -50,8 +50,10 @@ def test_one_prompt_is_told_from_a_list_of_them(one: Any) -> None:
 
 def test_what_is_no_prompt_is_refused() -> None:
     reader = PromptReader(None, n_vocab=4)
-    with pytest.raises(RequestError, match="list of NoneType"):
+    with pytest.raises(RequestError, match="None at place 0 is no token id"):
         reader.read([None])  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="the prompt is of type dict"):
+        reader.read(CHAT[0])  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"token 4 at place 1 .*\nids go from 0 to 3"):
         reader.read([3, 4])
 
