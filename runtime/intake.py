@@ -49,9 +49,9 @@ class Intake:
         The i-th has the request's id + i and the seed + i.
         """
         if type(priority) is not int:
-            raise RequestError(f"priority is {priority!r}", "give a whole number")
+            raise FieldError(["priority"], f" is {priority!r}", "give a whole number")
         if not isinstance(salt, bytes):
-            raise RequestError(f"salt is {salt!r}", "give bytes")
+            raise FieldError(["salt"], f" is {salt!r}", "give bytes")
         ids = self._prompts.read(prompt)
         self._scheduler.check(len(ids))
         self._check(params)

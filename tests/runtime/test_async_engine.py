@@ -156,6 +156,9 @@ def test_a_list_waits_for_room_in_the_queue_and_one_prompt_is_refused() -> None:
 class Unreadable:
     """A prompt that fails in a way of its own."""
 
+    def __len__(self) -> int:
+        return 1
+
     def __getitem__(self, place: int) -> int:
         raise TypeError("no items")
 
