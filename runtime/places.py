@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import tvm_ffi
 
-from xpuc.artifact import CUDA_RUNTIME, Manifest, compile_again
+from xpuc.artifact import CUDA_RUNTIME, GPU_ARCHS, Manifest, compile_again
 from xpuc.errors import ArtifactError
 from xpuc.runtime import memory, nvidia
 
@@ -169,8 +169,17 @@ def runs_on(arch: str, capability: str) -> bool:
 
 
 def own_arch(capability: str) -> str:
-    """The architecture (sm_90a) that gets the most of a GPU of a compute capability (9.0)."""
-    return f"sm_{capability.replace('.', '')}" + "a" * (capability == "9.0")
+    """The newest architecture (sm_90a) whose code runs on a GPU of a compute capability (9.0).
+
+    ArtifactError if no code can be made for one.
+    """
+    runs = [arch for arch in GPU_ARCHS if runs_on(arch, capability)]
+    if not runs:
+        raise ArtifactError(
+            f"no code is made for a GPU of compute capability {capability}",
+            f"there is code for {', '.join(GPU_ARCHS)}, and by --target llvm for the CPU",
+        )
+    return runs[-1]
 
 
 def load_cuda(library: Path) -> None:

@@ -48,6 +48,9 @@ CPU_FEATURES = {
     "avx512vpopcntdq": "avx512_vpopcntdq", "avx512bf16": "avx512_bf16",
     "avx512fp16": "avx512_fp16",
 }  # fmt: skip
+# GPU architectures that code can be made for, by NVIDIA's names, the oldest first; `a` at the end:
+# for GPUs of that compute capability alone.
+GPU_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 
 Tail = Literal["logits", "greedy", "sampled"]  # what a step ends in

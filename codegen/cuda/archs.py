@@ -21,7 +21,7 @@ _AMPERE = frozenset({"mma", "cp.async"})
 _HOPPER = _AMPERE | {"tma", "griddepcontrol"}
 _KIB = 1 << 10
 
-ARCHS = {
+ARCHS = {  # those of artifact.GPU_ARCHS
     arch.name: arch
     for arch in (
         Arch("sm_80", 163 * _KIB, _AMPERE),  # A100

@@ -29,7 +29,7 @@ from xpuc.codegen.target import resolve
 from xpuc.runtime import nvidia
 from xpuc.schedules import kernel_digest, llvm, tvm_version
 from xpuc.tune_db import Measurement, Record
-from xpuc.tuning import timing
+from xpuc.tuning import box, timing
 from xpuc.tuning.export import CANDIDATES, Shortlist, Tried
 from xpuc.tuning.tasks import Subject, subject
 from xpuc.tuning.trials import TrialLog
@@ -268,6 +268,18 @@ def test_several_architectures_are_tuned_one_by_one(tmp_path: Path) -> None:
                           "--target", "cuda -arch=sm_80,sm_90a")  # fmt: skip
     assert "several architectures" in error
     assert "-arch=sm_90a" in hint
+
+
+def test_candidates_are_made_for_the_gpu_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = box.Card("RTX", "580", "12.1")
+    assert tune_gpu._target_for(card, "cuda") == "cuda -arch=sm_120"
+    monkeypatch.setattr(box, "own_card", lambda: card)
+    (tmp_path / "m.gguf").touch()
+    error, hint = refused(tmp_path / "m.gguf", "--target", "cuda -arch=sm_90a")
+    assert error.endswith("has code for sm_90a; RTX is of compute capability 12.1")
+    assert hint == "hint: give --target 'cuda -arch=sm_120' with the MODEL"
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

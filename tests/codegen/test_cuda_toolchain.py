@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from xpuc.artifact import GPU_ARCHS
 from xpuc.codegen.cuda import archs, find, ptxas
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.nvrtc import Nvrtc
@@ -150,6 +151,10 @@ def test_one_architecture_has_all_it_can() -> None:
     facts = resolve("cuda -arch=sm_90a").facts
     assert {"wgmma", "tma", "mma"} <= facts.features
     assert facts.shared_bytes == 227 << 10
+
+
+def test_the_runtime_knows_what_the_compiler_has_code_for() -> None:
+    assert tuple(archs.ARCHS) == GPU_ARCHS
 
 
 def test_no_architecture_named_is_the_common_ones() -> None:

@@ -19,6 +19,7 @@ from xpuc.errors import RequestError, UnsupportedError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.tuning.boards import Tracker
+    from xpuc.tuning.box import Card
     from xpuc.tuning.export import Shortlist
     from xpuc.tuning.recording import Imported
     from xpuc.tuning.replay import Replay
@@ -150,20 +151,12 @@ def _target(wanted: str) -> str:
             )
         return wanted if machine.archs else "cuda"
     from xpuc.runtime.nvidia import first_gpu
+    from xpuc.runtime.places import own_arch
 
     try:
-        return _target_of(first_gpu().capability)
+        return f"cuda -arch={own_arch(first_gpu().capability)}"
     except XpucError:
         return f"cuda -arch={_NEWEST}"
-
-
-def _target_of(capability: str) -> str:
-    """The target of the newest architecture whose code a GPU of a compute capability runs."""
-    from xpuc.codegen.cuda.archs import ARCHS
-    from xpuc.runtime.places import runs_on
-
-    arch = next((name for name in reversed(ARCHS) if runs_on(name, capability)), _NEWEST)
-    return f"cuda -arch={arch}"
 
 
 def _list_facts(found: Shortlist) -> Facts:
@@ -329,10 +322,7 @@ def _all_of_it(model: Path, options: Facts, watch: Any) -> Facts:
 
     sources.require(model)
     with _tracker(options) as boards:
-        if boards is None:
-            _need_gpu()
-        else:
-            options = options | {"target": _target_for(boards, options["target"])}
+        options = options | {"target": _target_for(_card(boards), options["target"])}
     trials = (options["db"] or tune_db.user_folder()) / "trials"
     path, results = trials / "cuda.zip", options["results"] or trials / "cuda.jsonl"
     goes_on = options["resume"] and path.is_file()
@@ -343,12 +333,18 @@ def _all_of_it(model: Path, options: Facts, watch: Any) -> Facts:
     return {"export": _without(made), "replay": _without(measured), **recorded, "lines": lines}
 
 
-def _need_gpu() -> None:
+def _card(boards: Tracker | None) -> Card:
+    """The GPU that is measured on; ArtifactError if there is none."""
     from xpuc.errors import ArtifactError
-    from xpuc.runtime.nvidia import first_gpu
+
+    if boards is not None:
+        from xpuc.tuning.remote import card_of
+
+        return card_of(boards)
+    from xpuc.tuning.box import own_card
 
     try:
-        first_gpu()
+        return own_card()
     except ArtifactError as error:
         raise ArtifactError(
             f"--target cuda: {error.message}",
@@ -357,16 +353,15 @@ def _need_gpu() -> None:
         ) from None
 
 
-def _target_for(boards: Tracker, wanted: str) -> str:
-    """The target with one architecture, which the boards' GPU runs; ArtifactError if it does not.
+def _target_for(card: Card, wanted: str) -> str:
+    """The target with one architecture, which a GPU runs; ArtifactError if it does not.
 
     Nothing is compiled before that is known.
     """
-    from xpuc.tuning.remote import card_of
+    from xpuc.runtime.places import own_arch
 
-    card = card_of(boards)
     if wanted.split() == ["cuda"]:
-        return _target_of(card.capability)
+        return f"cuda -arch={own_arch(card.capability)}"
     target = _target(wanted)
     _, _, arch = target.partition("-arch=")
     if arch:

@@ -51,6 +51,13 @@ class Card:
             )
 
 
+def own_card() -> Card:
+    """The first GPU of this machine; ArtifactError if there is none."""
+    gpu = nvidia.first_gpu()
+    driver = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else gpu.driver
+    return Card(gpu.name, driver, gpu.capability)
+
+
 def check(manifest: BundleManifest, what: Path) -> Card:
     """The card a bundle's code runs on; ArtifactError says why there is none."""
     found = version("apache-tvm-ffi")
@@ -59,9 +66,7 @@ def check(manifest: BundleManifest, what: Path) -> Card:
             f"{what}: made with apache-tvm-ffi {manifest.tvm_ffi}, installed is {found}",
             f"pip install 'apache-tvm-ffi=={manifest.tvm_ffi}'",
         )
-    gpu = nvidia.first_gpu()
-    driver = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else gpu.driver
-    card = Card(gpu.name, driver, gpu.capability)
+    card = own_card()
     card.must_run(manifest.arch, str(what))
     return card
 
