@@ -26,8 +26,8 @@ from xpuc.tune_db import Record, TuneDb
 
 __all__ = [
     "Choice", "Copies", "Emitter", "Launch", "NoKnobs", "RoofLoop", "Schedule", "Site", "Space",
-    "Target", "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "pick",
-    "serving", "site_of", "tails_of", "target_of",
+    "Target", "TargetFacts", "Type", "Var", "Weight", "kernel_digest", "launches", "other_kernel",
+    "pick", "serving", "site_of", "tails_of", "target_of",
 ]  # fmt: skip
 
 
@@ -186,24 +186,35 @@ def _choice(site: Site, schedule: Schedule, db: TuneDb) -> Choice:
     record = db.lookup(site.key, schedule.name)
     if record is None:
         return Choice(schedule, schedule.knobs(), "default", "no record")
-    knobs = schedule.knobs_of(record.knobs)
-    reason = _unfit(record, schedule, site, knobs)
+    reason = _unfit(record, schedule, site)
     if reason:
         db.ignored[reason] += 1
         return Choice(schedule, schedule.knobs(), "default", f"record left out: {reason}")
+    knobs = schedule.knobs_of(record.knobs)
     return Choice(schedule, knobs, "tuned", f"record of {record.date}", record)
 
 
-def _unfit(record: Record, schedule: Schedule, site: Site, knobs: Any | None) -> str | None:
+def _unfit(record: Record, schedule: Schedule, site: Site) -> str | None:
     """Why a record cannot be used here, if so."""
     if record.tvm != tvm_version():
         return f"measured with tvm {record.tvm}"
     if not set(record.features) <= site.target.features:
         return "measured with CPU features this target lacks"
-    if knobs is None:
-        return "its knobs are not those of this version"
-    if kernel_digest(schedule, site, knobs) != record.kernel:
-        return "measured on another version of the kernel"
+    return other_kernel(schedule, site, record.knobs, record.kernel)
+
+
+def other_kernel(
+    schedule: Schedule, site: Site, knobs: Mapping[str, int], kernel: str
+) -> str | None:
+    """Why knobs that were measured do not make the kernel of this digest here; None if they do."""
+    try:
+        made = schedule.knobs_of(knobs)
+        if made is None:
+            return "its knobs are not those of this version"
+        if kernel_digest(schedule, site, made) != kernel:
+            return "measured on another version of the kernel"
+    except Exception:  # whatever a schedule says of values that it does not take
+        return "its knobs make no kernel in this version"
     return None
 
 

@@ -64,7 +64,8 @@ def linear_schedule() -> Schedule:
 def record(where: Site, knobs: dict[str, int], **changes: Any) -> Record:
     made = linear_schedule().knobs_of({k: v for k, v in knobs.items() if k != "unknown"})
     fields: dict[str, Any] = {
-        "kernel": kernel_digest(linear_schedule(), where, made), "tvm": tvm_version(),
+        "kernel": changes.get("kernel") or kernel_digest(linear_schedule(), where, made),
+        "tvm": tvm_version(),
         "features": ("avx2",), "threads": 2, "error": 0.0, "date": "2026-11-30",
         "measured": (Measurement(1, 1.0, 0.0, 2.0, "memory", 0.5),),
     }  # fmt: skip
@@ -124,6 +125,7 @@ def test_a_record_of_the_site_gives_its_knobs() -> None:
         ({}, {"features": ("avx512f",)}, "measured with CPU features this target lacks"),
         ({"unknown": 3}, {}, "its knobs are not those of this version"),
         ({}, {"kernel": "c0ffee"}, "measured on another version of the kernel"),
+        ({"unroll": 0}, {"kernel": "c0ffee"}, "its knobs make no kernel in this version"),
     ],
 )
 def test_a_record_that_does_not_fit_is_counted_and_the_default_runs(

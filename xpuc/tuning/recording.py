@@ -11,7 +11,7 @@ from typing import Any
 from xpuc import tune_db
 from xpuc.codegen.target import resolve
 from xpuc.errors import ArtifactError
-from xpuc.schedules import Schedule, Site, kernel_digest, site_of, target_of, tvm_version
+from xpuc.schedules import Schedule, Site, other_kernel, site_of, target_of, tvm_version
 from xpuc.tune_db import Record
 from xpuc.tuning.replay import Header, read_header
 from xpuc.tuning.trials import KEPT, Trial, TrialLog
@@ -56,11 +56,10 @@ def _record(trial: Trial, header: Header) -> Record | str:
     """The record of a task's best, or why there is none."""
     facts: Mapping[str, Any] = header.tasks[trial.task]
     schedule, site = _schedule(trial.schedule, facts["facts"]["op"]), _site(facts, header.arch)
-    knobs = schedule.knobs_of(trial.knobs) if schedule else None
-    if schedule is None or knobs is None:
-        return "its schedule or knobs are not those of this version"
-    if kernel_digest(schedule, site, knobs) != trial.kernel:
-        return "measured on another version of the kernel"
+    if schedule is None:
+        return "its schedule is none of this version"
+    if reason := other_kernel(schedule, site, trial.knobs, trial.kernel):
+        return reason
     return Record(
         site.key, trial.schedule, trial.knobs, trial.kernel, header.tvm, (), 1, trial.measured,
         float(f"{trial.error:.1e}"), header.date, header.card, header.driver,

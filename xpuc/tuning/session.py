@@ -24,7 +24,7 @@ from xpuc import tune_db
 from xpuc.artifact import CPU_FEATURES
 from xpuc.bench.roofs import Roofs, combined
 from xpuc.errors import XpucError
-from xpuc.schedules import Choice, kernel_digest, pick, target_of, tvm_version
+from xpuc.schedules import Choice, other_kernel, pick, target_of, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
 from xpuc.tuning.boards import Boards
 from xpuc.tuning.candidates import Candidate
@@ -143,8 +143,7 @@ class Session:
             if result is None or result.task.schedule.name != trial.schedule:
                 continue
             schedule = result.task.schedule
-            knobs = schedule.knobs_of(trial.knobs)
-            if knobs and kernel_digest(schedule, result.task.site, knobs) == trial.kernel:
+            if other_kernel(schedule, result.task.site, trial.knobs, trial.kernel) is None:
                 result.trials.append(trial)
                 if trial.outcome == KEPT:
                     result.record = self.db.lookup(result.task.key, schedule.name)
