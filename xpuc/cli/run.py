@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from xpuc import interrupts
 from xpuc.cli import (
     engine_options,
     failures,
@@ -186,34 +186,17 @@ def _generate(
 ) -> list[Result]:
     """Drive the engine until the answers end, or Ctrl-C ends them."""
     results: dict[int, Result] = {}
-    with _interrupts() as interrupted:
+    pressed = threading.Event()
+    with interrupts.noted(pressed):
         request = engine.add_request(prompt, params)
         while len(results) < params.n:
-            if interrupted():
+            if pressed.is_set():
                 engine.cancel(request)
             for event in engine.step():
                 show(event.chunk.text)
                 if event.result is not None:
                     results[event.index] = event.result
     return [results[index] for index in range(params.n)]
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; the second time it interrupts at once."""
-    pressed = False
-
-    def press(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _show(piece: str) -> None:

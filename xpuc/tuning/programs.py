@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from xpuc import interrupts
 from xpuc.codegen import target
 from xpuc.codegen.linker import find_linker, link
 from xpuc.errors import XpucError
 from xpuc.schedules import Launch, Site, kernel_digest, launches, target_of
 from xpuc.schedules.operands import outputs_of
-from xpuc.tuning import interrupts
 from xpuc.tuning.candidates import Call, Candidate, Program, Tensor
 from xpuc.tuning.roofs import Loop
 from xpuc.tuning.tasks import Task, task_of

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from xpuc import interrupts
 from xpuc.errors import ArtifactError, XpucError
-from xpuc.tuning import bundle, interrupts
+from xpuc.tuning import bundle
 from xpuc.tuning.boards import GpuBoard, Tracker
 from xpuc.tuning.box import Card
 from xpuc.tuning.kernels import BoardLost
@@ -42,7 +43,7 @@ class RemoteReplay(Replay):
 
     def run(self, seconds: float) -> str:
         """See Replay. Ctrl-C a second time does not wait for a board."""
-        with interrupts.told(self._stop):
+        with interrupts.noted(self._stopped):
             return super().run(seconds)
 
     def play(self, deadline: float) -> str | None:
@@ -68,11 +69,6 @@ class RemoteReplay(Replay):
             _note_loss(log, Trial(**self.at), str(reason))
             return None
         return "done" if is_done else "stopped" if self._stopped.is_set() else "budget"
-
-    def _stop(self) -> None:
-        if self._stopped.is_set():
-            raise KeyboardInterrupt
-        self._stopped.set()
 
 
 def card_of(boards: Tracker) -> Card:

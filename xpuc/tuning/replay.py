@@ -18,8 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from xpuc import interrupts
 from xpuc.errors import ArtifactError, FileError, RequestError, XpucError
-from xpuc.tuning import bundle, interrupts
+from xpuc.tuning import bundle
 from xpuc.tuning.box import Box, Card, check
 from xpuc.tuning.bundle import Blocks, BundledTask, BundleManifest
 from xpuc.tuning.candidates import Candidate

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from types import FrameType
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
     """Ctrl-C waits for the end of this; a process that is started in here never gets it."""
+    from multiprocessing import resource_tracker  # 20 ms; those who start no process have no need
+
     resource_tracker.ensure_running()  # which lets Ctrl-C through again when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -32,3 +34,16 @@ def told(tell: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def noted(pressed: threading.Event) -> Iterator[None]:
+    """Ctrl-C sets this; the second time it interrupts at once."""
+
+    def press() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    with told(press):
+        yield
