@@ -43,7 +43,7 @@ class Step:
 
 def tail_of(generations: Iterable[Generation], tails: Collection[Tail]) -> Tail:
     """The least that serves them all, of what a model has."""
-    needed: set[Tail] = {each.tail for each in generations}
+    needed: set[Tail] = {each.tail for each in generations} or {"greedy"}
     if "logits" in needed or not needed <= set(tails):
         return "logits"
     return "sampled" if "sampled" in needed else "greedy"

@@ -258,8 +258,9 @@ class StepEngine:
             rows = self._rows_of(step)
         except Exception as error:
             log.debug("a step of %d requests failed", len(plan.spans), exc_info=True)
+            what = str(error) or repr(error)
             for each in step.generations:
-                self._fail(each, f"the step failed: {error}")
+                self._fail(each, f"the step failed: {what}")
             self.scheduler.end_step(plan, failed=True)
             return
         plan.record.model_ns = time.perf_counter_ns() - start

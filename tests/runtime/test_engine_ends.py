@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_model import FakeCodec, FakeModel, alone, engine_of
@@ -115,6 +116,13 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert [len(each.ids) for each in results] == [3, 3, 8]
     assert results[2].ids == alone([3], temperature=0, max_tokens=8).ids
     assert engine.kv.n_used == 0
+
+
+def test_a_step_that_fails_without_a_word_is_told_by_its_kind() -> None:
+    engine = engine_of()
+    engine.model.run = Mock(side_effect=MemoryError())  # type: ignore[method-assign]
+    result = engine.generate([1, 2], max_tokens=2)
+    assert result.error == "the step failed: MemoryError()"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -49,6 +49,14 @@ def test_what_a_chain_takes_of_a_step(options: dict[str, Any], tail: Tail) -> No
     assert (chain.sampling is None) == (tail == "logits")
 
 
+def test_a_model_that_gives_logits_only_is_asked_for_nothing_else() -> None:
+    """Not for the chunk of a prompt either, whose result nobody wants."""
+    model = FakeModel(tails=("logits",), max_chunk=4)
+    result = Engine(model).generate(list(range(1, 11)), temperature=0, max_tokens=2)
+    assert result.error is None
+    assert {tail for _, _, tail in model.calls} == {"logits"}
+
+
 def test_a_row_holds_what_its_samplers_are_given() -> None:
     def row(u: float, **options: Any) -> dict[str, Any]:
         rows = np.full((2, SAMPLING_WORDS), -1, np.int32)
