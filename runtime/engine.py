@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -213,6 +214,7 @@ def load(
     step_log: str | Path | None = None,
     pipeline: bool = True,
     graphs: bool = True,
+    find_bad_layer: bool = False,
 ) -> Engine:
     """An engine on the artifact at `path`, ready to serve.
 
@@ -229,11 +231,13 @@ def load(
                      default: none. The answers are the same
     pipeline         on a GPU a decode step is queued before the one before it is read
     graphs           on a GPU the launches of a decode step are queued as a CUDA graph
+    find_bad_layer   a request whose logits are no numbers says in which layer the first of them is
     step_log         file that a line of JSON is added to for every step, see phases.StepRecord
 
     ArtifactError if it does not fit this machine, RequestError if ctx is too large, FileError if
     the store or the log cannot be opened.
     """
+    from xpuc.runtime.bad_layer import first_bad_layer
     from xpuc.runtime.model import load_model  # tvm_ffi: only where a model is run
     from xpuc.runtime.tokenizer import Tokenizer
 
@@ -273,6 +277,8 @@ def load(
             identity=identity,
             step_log=steps,
         )
+        if find_bad_layer:
+            engine.on_bad_logits = partial(first_bad_layer, model)
         if warm_rows:
             engine.warm_up(warm_rows)
         on_failure.pop_all()

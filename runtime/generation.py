@@ -286,7 +286,10 @@ class Generation:
     def _unfit(self, what: str) -> LogitsError:
         text = f"the logits after {len(self.sequence.tokens)} tokens are unfit: {what}"
         if self._on_bad_logits is not None:
-            text += f"; {self._on_bad_logits(self.sequence)}"
+            try:
+                text += f"; {self._on_bad_logits(self.sequence)}"
+            except Exception as error:  # that must not end what the others have
+                text += f"; where they come from is not known ({str(error) or repr(error)})"
         return LogitsError(text, DAMAGED)
 
     def _dead_end(self) -> DeadEndError:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import tvm_ffi
 
 from xpuc.artifact import (
@@ -117,15 +118,22 @@ class Model:
         self.kv[group].copy(source, destination)
 
     @contextmanager
-    def instrument(self, see: Callable[[str, Any, tuple[Any, ...]], None]) -> Iterator[None]:
-        """Inside, `see(name, function, arguments)` is told of every call before the VM makes it."""
+    def instrument(
+        self, see: Callable[[str, Any, tuple[Any, ...]], None], *, after: bool = False
+    ) -> Iterator[None]:
+        """Inside, `see(name, function, arguments)` is told of every call before the VM makes it, or
+        `after` that."""
 
         def called(name: str, function: Any, before: bool, _: Any, arguments: Any) -> None:
-            if before:
+            if before != after:
                 see(name, function, arguments)
 
         with self._calls.observed(called):
             yield
+
+    def array(self, tensor: Any) -> npt.NDArray[Any]:
+        """What a tensor of the model's holds."""
+        return self._place.array(tensor)
 
     def operands(self) -> dict[int, str]:
         """What lies at which address: planes by name, arrays of the pools as `keys.LAYER`."""

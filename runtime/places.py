@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
@@ -38,6 +39,9 @@ class Place(Protocol):
     def tensor(self, array: Array) -> Any:
         """A tensor of the array's contents."""
 
+    def array(self, tensor: Any) -> Array:
+        """What a tensor holds; waits for its kernels."""
+
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """Row `destination` holds what row `source` does."""
 
@@ -64,6 +68,10 @@ class Process:
     def tensor(self, array: Array) -> Any:
         """See Place."""
         return tvm_ffi.from_dlpack(array)
+
+    def array(self, tensor: Any) -> Array:
+        """See Place."""
+        return np.from_dlpack(tensor)
 
     def copy_row(self, array: Array, tensor: Any, source: int, destination: int) -> None:
         """See Place."""
@@ -109,6 +117,12 @@ class Gpu:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """A tensor that holds anything."""
         return self._allocate(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), self.device, None)
+
+    def array(self, tensor: Any) -> Array:
+        """See Place."""
+        found = np.empty(tuple(map(int, tensor.shape)), str(tensor.dtype))
+        self._to_bytes(tensor, _address(found), found.nbytes)
+        return found
 
     def view(self, tensor: Any, shape: tuple[int, ...], dtype: str, start: int) -> Any:
         """The bytes of a tensor from `start` on as one of another shape and dtype."""

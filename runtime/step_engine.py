@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -127,7 +128,8 @@ class StepEngine:
         self._mailboxes: dict[int, deque[Event]] = {}
         self._undelivered: list[Event] = []
         self._ahead: Step | None = None  # queued, and its turn is next
-        # Asked when a request's logits are no numbers; its answer goes into the request's error.
+        # Asked when a request's logits are no numbers; its answer goes into the request's error. It
+        # may run the model.
         self.on_bad_logits: Callable[[Sequence], str] | None = None
 
     def __enter__(self) -> Self:
@@ -264,6 +266,8 @@ class StepEngine:
             self.scheduler.end_step(plan, failed=True)
             return
         plan.record.model_ns = time.perf_counter_ns() - start
+        if self.on_bad_logits is not None:
+            rows = [copy(row) for row in rows]
         results = iter(rows)  # no result wanted: one row, unused
         for each, span in step.wanted:
             row, *drafted = islice(results, 1 + len(span.drafts))

@@ -55,6 +55,7 @@ def test_loads_for_one_sequence_and_warms_the_smallest_bucket(artifact, engine):
         {
             "threads": 3, "ctx": 32, "n_sequences": 1, "warm_rows": 1,
             "store": None, "policy": "fcfs", "chunk_budget_ms": 150.0, "step_log": None,
+            "find_bad_layer": False,
             "speculation": Speculation(draft_max=0), "pipeline": True, "graphs": True,
         }
     ]  # fmt: skip
@@ -64,14 +65,14 @@ def test_the_options_of_the_engine_are_those_of_load(artifact, engine):
     run(
         artifact, "-p", "hello", "--store", "kept", "--store-bytes", "1.5G", "--policy", "lpm",
         "--chunk-budget-ms", "inf", "--step-log", "steps.jsonl", "--draft-max", 7,
-        "--completions", 9, "--no-pipeline", "--no-graphs",
+        "--completions", 9, "--no-pipeline", "--no-graphs", "--find-bad-layer",
     )  # fmt: skip
     (asked,) = engine.asked
     assert asked == {
         "threads": None, "ctx": None, "n_sequences": 4, "warm_rows": 1, "store": Path("kept"),
         "store_bytes": 3 << 29, "policy": "lpm", "chunk_budget_ms": math.inf,
         "step_log": Path("steps.jsonl"), "speculation": Speculation(draft_max=7),
-        "pipeline": False, "graphs": False,
+        "pipeline": False, "graphs": False, "find_bad_layer": True,
     }  # fmt: skip
     assert asked.keys() <= inspect.signature(load).parameters.keys()
     assert asked["n_sequences"] == cli_runs.manifest().max_batch, "not more than run side by side"

@@ -6,10 +6,14 @@ import math
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from fake_model import FakeCodec, FakeModel, alone, engine_of
 
+from xpuc.artifact import Tail
+from xpuc.runtime.batch import Batch, Result
 from xpuc.runtime.engine import Engine
+from xpuc.runtime.sequence import Sequence
 
 
 def test_length_ends() -> None:
@@ -154,3 +158,28 @@ def test_the_engine_may_say_where_bad_logits_come_from() -> None:
         assert bad.error.startswith("the logits after 2 tokens are unfit: ")
         assert bad.error.endswith("; layer 3")
     assert asked == [[3, 96]] * 2
+
+
+def test_who_says_it_may_run_the_model_and_may_fail() -> None:
+    """Results of the step that are not read yet are the others' all the same."""
+    engine = engine_of()
+    model, run = engine.model, engine.model.run
+    memory = np.zeros((4, model.n_vocab), np.float32)
+
+    def into_memory(batch: Batch, *, tail: Tail) -> Result:
+        rows = run(batch, tail=tail)
+        memory[: len(rows)] = rows
+        return memory[: len(rows)]
+
+    def look(sequence: Sequence) -> str:
+        memory[:] = 0
+        raise RuntimeError("out of order")
+
+    model.run = into_memory  # type: ignore[method-assign]
+    model.nan_tokens = {96}  # type: ignore[attr-defined]
+    engine.on_bad_logits = look
+    options: dict[str, Any] = {"logprobs": 0, "temperature": 0, "max_tokens": 1}
+    bad, good = engine.generate([[3, 96], [3, 4]], **options)
+    assert bad.error is not None
+    assert bad.error.endswith("; where they come from is not known (out of order)")
+    assert good.ids == alone([3, 4], **options).ids

@@ -66,6 +66,11 @@ if TYPE_CHECKING:
 @shared_options.loading
 @engine_options.options
 @click.option(
+    "--find-bad-layer",
+    is_flag=True,
+    help="If the model gives logits that are no numbers, say in which layer the first of them is.",
+)
+@click.option(
     "-v", "--verbose", is_flag=True, help="Say what is loaded, and the sampler chain, on stderr."
 )
 @click.option(
@@ -89,6 +94,7 @@ def command(
     _check_stdin(prompt, file, rest["json_schema"], rest["grammar"])
     ctx, threads, verbose, as_json = (rest.pop(n) for n in ("ctx", "threads", "verbose", "as_json"))
     asked_of_engine = engine_options.arguments(rest)
+    asked_of_engine["find_bad_layer"] = rest.pop("find_bad_layer")
     params = sampling.params(rest)
     text = sources.text(prompt, file)
     if prompt is None:

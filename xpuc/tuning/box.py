@@ -96,8 +96,7 @@ class Box:
 
     def array(self, tensor: Any) -> NDArray[Any]:
         """See kernels.Board."""
-        found = np.empty(tuple(map(int, tensor.shape)), str(tensor.dtype))
-        lost(lambda: self._gpu.fetch_row(tensor, found[None], 0))
+        found: NDArray[Any] = lost(lambda: self._gpu.array(tensor))
         return found
 
     def timer(self, module: Any, calls: Sequence[Call]) -> Timer:
