@@ -234,14 +234,16 @@ def load(
     find_bad_layer   a request whose logits are no numbers says in which layer the first of them is
     step_log         file that a line of JSON is added to for every step, see phases.StepRecord
 
-    ArtifactError if it does not fit this machine, RequestError if ctx is too large, FileError if
-    the store or the log cannot be opened.
+    ArtifactError if it does not fit this machine, RequestError for values that cannot be used, of
+    ctx too if the artifact has less, FileError if the store or the log cannot be opened.
     """
     from xpuc.runtime.bad_layer import first_bad_layer
     from xpuc.runtime.model import load_model  # tvm_ffi: only where a model is run
     from xpuc.runtime.tokenizer import Tokenizer
 
     policy_of(policy)  # refused before the work of loading
+    _check_counts(1, threads=threads, ctx=ctx, n_sequences=n_sequences, queue_bound=queue_bound)
+    _check_counts(0, warm_rows=warm_rows)
     if not chunk_budget_ms > 0:
         raise FieldError(["chunk_budget_ms"], f" is {chunk_budget_ms}", "give a number above 0")
     directory = Path(path)
@@ -283,3 +285,9 @@ def load(
             engine.warm_up(warm_rows)
         on_failure.pop_all()
     return engine
+
+
+def _check_counts(least: int, **counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (type(value) is not int or value < least):
+            raise FieldError([name], f" is {value!r}", f"give a whole number from {least} up")

@@ -187,7 +187,7 @@ def load_model(
     checks.check_target(directory, manifest)
     checks.check_files(directory, manifest)
     context = ctx or manifest.context
-    if not 0 < context <= manifest.context:
+    if context > manifest.context:
         raise RequestError(
             f"{directory}: compiled for {manifest.context} tokens of context, {context} asked for",
             f"compile it again with --ctx {context}",

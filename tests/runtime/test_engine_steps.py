@@ -96,6 +96,12 @@ def test_generate_and_stream_take_what_add_request_takes() -> None:
         ({"policy": "fifo"}, "unknown scheduling policy 'fifo'"),
         ({"chunk_budget_ms": 0}, "chunk_budget_ms is 0"),
         ({"chunk_budget_ms": math.nan}, "chunk_budget_ms is nan"),
+        ({"threads": 0}, "threads is 0"),
+        ({"ctx": -1}, "ctx is -1"),
+        ({"n_sequences": 0}, "n_sequences is 0"),
+        ({"n_sequences": 1.5}, "n_sequences is 1.5"),
+        ({"queue_bound": 0}, "queue_bound is 0"),
+        ({"warm_rows": -1}, "warm_rows is -1"),
     ],
 )
 def test_refused_before_anything_is_loaded(options: dict[str, object], message: str) -> None:

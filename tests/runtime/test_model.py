@@ -137,10 +137,9 @@ def test_less_memory_than_the_sequences_want(artifact, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ctx", [65, -1])
-def test_a_context_it_was_not_compiled_for(ctx, artifact):
-    with pytest.raises(RequestError, match=f"compiled for 64 tokens of context, {ctx} asked for"):
-        load(artifact, ctx=ctx)
+def test_a_context_it_was_not_compiled_for(artifact):
+    with pytest.raises(RequestError, match="compiled for 64 tokens of context, 65 asked for"):
+        load(artifact, ctx=65)
 
 
 @pytest.mark.slow
