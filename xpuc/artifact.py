@@ -6,7 +6,7 @@ model.xpuc/
   weights.safetensors   packed planes, each 64-byte aligned in the file; not of synthetic weights
   tokenizer.json        for the `tokenizers` library
   chat_template.jinja   where the checkpoint has one
-  lib/                  the TVM runtime library model.so was built against, and its licence
+  lib/                  the TVM runtime libraries model.so was built against, and their licence
   reports/              what the compiler decided and measured, for people
 """
 

@@ -20,7 +20,19 @@ import numpy as np
 import pytest
 from cli_runs import invoke
 
-from xpuc.artifact import EntryPoint, KvLayout, Manifest, Plane
+from xpuc.artifact import (
+    CHAT_TEMPLATE,
+    CUDA_RUNTIME,
+    LIBRARY,
+    MANIFEST,
+    RUNTIME,
+    TOKENIZER,
+    WEIGHTS,
+    EntryPoint,
+    KvLayout,
+    Manifest,
+    Plane,
+)
 from xpuc.cli import COMMANDS, main
 
 REPO = Path(__file__).parent.parent.parent
@@ -147,6 +159,8 @@ def test_every_key_of_the_manifest_is_described():
     assert set(keys) <= {name for row in table for name in re.findall(r"`(\w+)`", row)}
     for part in (KvLayout, EntryPoint, Plane):
         assert all(f"`{field.name}`" in text for field in dataclasses.fields(part))
+    files = (MANIFEST, LIBRARY, WEIGHTS, TOKENIZER, CHAT_TEMPLATE, RUNTIME, CUDA_RUNTIME)
+    assert all(f"| `{name}` |" in text for name in files)
 
 
 def test_make_help_lists_every_target():
