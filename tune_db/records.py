@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VERSION = 1
@@ -43,6 +43,12 @@ class Measurement:
     default_us: float
     roof: str
     of_roof: float
+
+    @property
+    def beside(self) -> Measurement:
+        """That of what it was timed beside."""
+        of_roof = self.of_roof * self.us / self.default_us
+        return replace(self, us=self.default_us, of_roof=of_roof)
 
 
 @dataclass(frozen=True)

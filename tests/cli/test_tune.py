@@ -222,7 +222,7 @@ def test_what_does_not_go_together(line: str, what: str) -> None:
     assert what in error
 
 
-def test_before_and_after_are_compiled_for_the_cpu_that_was_tuned_for(
+def test_before_and_after_are_compiled_with_the_records_of_then_for_the_cpu_that_was_tuned_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made: list[Options] = []
@@ -230,13 +230,12 @@ def test_before_and_after_are_compiled_for_the_cpu_that_was_tuned_for(
         "xpuc.codegen.compile.compile_model", lambda path, out, options: made.append(options)
     )
     monkeypatch.setattr("xpuc.tuning.speed.measured", lambda *_: [])
-    of: Any = SimpleNamespace(path=tmp_path / "m.gguf", is_artifact=False)
+    of = Subject(tmp_path / "m.gguf", resolve("llvm", "x86-64-v3"), (), {})
     kept: Any = SimpleNamespace(notes={}, results=[SimpleNamespace(record="kept")], threads=1)
     chosen = {"tracker": None, "verify": True, "cpu": "x86-64-v3"}
     tune._speeds(of, kept, tmp_path / "db", tmp_path, chosen)
-    assert made == [
-        Options(cpu="x86-64-v3", untuned=True), Options(cpu="x86-64-v3", db=tmp_path / "db")
-    ]  # fmt: skip
+    records = [tmp_path / "db" / "trials" / "before", tmp_path / "db"]
+    assert made == [Options(cpu="x86-64-v3", db=folder) for folder in records]
 
 
 def test_what_comes_next_names_another_cpu_than_this_one(tmp_path: Path) -> None:

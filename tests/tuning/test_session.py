@@ -14,6 +14,8 @@ from xpuc import tune_db
 from xpuc.schedules import kernel_digest, tvm_version
 from xpuc.tune_db import Measurement, Record
 from xpuc.tuning.session import Budget, Session, Status
+from xpuc.tuning.shares import saved
+from xpuc.tuning.speed import n_of_other_records
 from xpuc.tuning.tasks import Task
 from xpuc.tuning.trials import KEPT, MEASURED, NOTHING, REFUSED, WRONG
 
@@ -263,6 +265,33 @@ def test_what_was_concluded_is_not_tuned_again(tuner: Tuner) -> None:
     assert tuner.log.path.read_text() == before
     assert [r.reason for r in again.results] == [KEPT]
     assert again.results[0].record == first.results[0].record
+
+
+def test_before_is_what_was_in_use_when_the_session_began(tuner: Tuner) -> None:
+    where = task(16)
+    tuner.folder.mkdir(exist_ok=True)
+    in_use = record_of(where, {"near": 0, "wide": 1})  # 1.2 times as fast as the defaults
+    tune_db.save(tuner.folder, "llvm", [in_use])
+    first, again = (tuner.run(Machine(faster), where, resumes=n > 0).results[0] for n in range(2))
+    assert tuner.records() == {"Q8_0:16x64": BEST}
+    assert tune_db.load("llvm", "x86-64-v3", tuner.log.before).lookup(where.key, "fake") == in_use
+    for result in (first, again):
+        assert result.kept is not None
+        assert result.kept.gain == pytest.approx(1.2, rel=0.01)
+        assert saved([result]) == pytest.approx(1 - 1 / 1.2, rel=0.01)
+        assert result.baseline[-1].us == pytest.approx(first.baseline[-1].us, rel=0.01)
+    assert first.record is not None
+    assert first.record.gain == pytest.approx(1.44, rel=0.01), "beside the defaults"
+
+
+def test_an_artifact_may_use_other_records_than_those_before(tuner: Tuner) -> None:
+    where = task(16)
+    compiled = dataclasses.replace(where, facts={**where.facts, "knobs": {"near": 0, "wide": 0}})
+    (result,) = tuner.run(Machine(level), compiled).results
+    db = tune_db.TuneDb()
+    assert n_of_other_records([result], db) == 0
+    db.add(record_of(where, BEST))
+    assert n_of_other_records([result], db) == 1
 
 
 def test_without_resume_a_session_starts_anew(tuner: Tuner) -> None:

@@ -69,12 +69,23 @@ def test_a_line_of_something_else_is_left_out(log: TrialLog, line: str) -> None:
     assert list(log.read()) == [trial(1), trial(2)]
 
 
-def test_a_new_session_starts_with_an_empty_log(log: TrialLog) -> None:
-    log.clear()
+def test_a_new_session_starts_with_an_empty_log(log: TrialLog, tmp_path: Path) -> None:
+    log.start(tmp_path)
     assert list(log.read()) == []
     log.append(trial(1))
-    log.clear()
+    log.start(tmp_path)
     assert list(log.read()) == []
+
+
+def test_the_records_in_use_when_a_session_starts_are_kept(log: TrialLog, tmp_path: Path) -> None:
+    kept, records = log.before / "llvm.jsonl", tmp_path / "llvm.jsonl"
+    records.write_text("those before\n")
+    log.start(tmp_path)
+    records.write_text("those of the session\n")
+    assert kept.read_text() == "those before\n"
+    records.unlink()
+    log.start(tmp_path)
+    assert not kept.exists()
 
 
 def test_the_gain_is_where_it_gains_least() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xpuc.tuning.results import Findings, TaskResult
     from xpuc.tuning.session import Status
     from xpuc.tuning.tasks import Subject
+    from xpuc.tuning.trials import TrialLog
 
 DEFAULT_MINUTES = 10.0
 _KINDS = ("llvm", "cuda")
@@ -169,7 +170,6 @@ def _tuned(
     from xpuc.tuning.programs import Builder
     from xpuc.tuning.session import Budget, Session
     from xpuc.tuning.tasks import subject
-    from xpuc.tuning.trials import TrialLog
 
     watch.say("reading the model")
     threads = options["threads"] or default_threads()
@@ -186,7 +186,7 @@ def _tuned(
     builder = Builder(scratch, max(1, os.cpu_count() or 1))
     session = Session(
         found, boards, builder, tune_db.load(kind, cpu, folder), folder,
-        TrialLog(folder / "trials" / f"{kind}.jsonl"),
+        _log(folder, kind),
         Budget(60 * minutes if minutes else None, options["trials"]),
         threads, watch, options["resume"],
     )  # fmt: skip
@@ -197,25 +197,45 @@ def _tuned(
         boards.close()
 
 
+def _log(folder: Path, kind: str) -> TrialLog:
+    from xpuc.tuning.trials import TrialLog
+
+    return TrialLog(folder / "trials" / f"{kind}.jsonl")
+
+
 def _speeds(
     subject: Subject, findings: Findings, folder: Path, scratch: Path, options: dict[str, Any]
 ) -> list[Any]:
+    from xpuc import tune_db
     from xpuc.tuning import speed
 
     # The boards of a tracker run the model, not this machine.
     if options["tracker"] or "stopped" in findings.notes:
         return []
+    machine = subject.target.facts
+    log = _log(folder, machine.kind)
     if subject.is_artifact:
+        before = tune_db.load(machine.kind, machine.cpu, log.before)
+        n = speed.n_of_other_records(findings.results, before)
+        if n:
+            findings.notes = dict(findings.notes) | {"artifact": _other_records(n)}
         return speed.predicted(speed.bench(subject.path, findings.threads, 3), findings.results)
     if not options["verify"] or not any(result.record for result in findings.results):
         return []
     from xpuc.codegen.compile import Options, compile_model
 
-    before, after = scratch / "before.xpuc", scratch / "after.xpuc"
-    cpu = options["cpu"]
-    compile_model(subject.path, out=before, options=Options(cpu=cpu, untuned=True))
-    compile_model(subject.path, out=after, options=Options(cpu=cpu, db=folder))
-    return speed.measured(before, after, findings.threads)
+    made = scratch / "before.xpuc", scratch / "after.xpuc"
+    for out, records in zip(made, (log.before, folder), strict=True):
+        compile_model(subject.path, out=out, options=Options(cpu=options["cpu"], db=records))
+    return speed.measured(*made, findings.threads)
+
+
+def _other_records(n: int) -> str:
+    return (
+        f"{quantities.count(n, 'operation')} of the artifact"
+        f" {'does' if n == 1 else 'do'} not use what the records before the session say:"
+        " what compiling it again gains by them is not in the prediction"
+    )
 
 
 def _next(subject: Subject, db: Path | None) -> str:
@@ -297,6 +317,7 @@ def _task_facts(result: TaskResult) -> dict[str, Any]:
         "share": round(result.share, 4),
         "baseline": [dataclasses.asdict(m) for m in result.baseline],
         "trials": sum(not trial.concludes for trial in result.trials),
+        "gain": round(result.kept.gain, 4) if result.kept else None,
         "record": dataclasses.asdict(result.record) if result.record else None,
         "reason": result.reason,
     }
@@ -305,23 +326,24 @@ def _task_facts(result: TaskResult) -> dict[str, Any]:
 def _table(findings: Findings, page: Path) -> list[str]:
     rows = [["operation", "share", "us", "tuned us", "gain", "of roof", "trials", "outcome"]]
     for result in findings.results:
-        best = result.record.measured[-1] if result.record else None
+        kept = result.kept
+        best = kept.measured[-1] if kept else None
         base = result.baseline[-1] if result.baseline else None
         shown = best or base
         rows.append(
             [
                 result.task.name, f"{100 * result.share:.0f} %", f"{base.us:,.1f}" if base else "",
                 f"{best.us:,.1f}" if best else "",
-                f"{result.record.gain:.2f}x" if result.record else "",
+                f"{kept.gain:.2f}x" if kept else "",
                 f"{100 * shown.of_roof:.0f} % of {shown.roof}" if shown else "",
                 str(sum(not trial.concludes for trial in result.trials)), result.reason,
             ]
         )  # fmt: skip
     lines = quantities.columns(rows, right=range(1, 5))
-    kept = sum(result.record is not None for result in findings.results)
+    n_kept = sum(result.record is not None for result in findings.results)
     of = quantities.count(len(findings.results), "operation")
     lines.append(
-        f"\n{quantities.count(kept, 'record')} for {of}"
+        f"\n{quantities.count(n_kept, 'record')} for {of}"
         f" in {findings.seconds:.0f} s, {quantities.count(findings.threads, 'thread')};"
         f" {findings.roofs}"
     )
@@ -330,7 +352,7 @@ def _table(findings: Findings, page: Path) -> list[str]:
     for each in findings.speeds:
         how = "measured" if each.measured else "predicted"
         lines.append(f"{each.test}: {each.before:,.1f} -> {each.after:,.1f} tok/s ({how})")
-    told = ("stopped", "boards", "budget", "speeds")
+    told = ("stopped", "boards", "budget", "artifact", "speeds")
     lines += [findings.notes[n] for n in told if n in findings.notes]
     lines += [
         f"records  {findings.records_path}",

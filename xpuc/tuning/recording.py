@@ -61,8 +61,8 @@ def _record(trial: Trial, header: Header) -> Record | str:
     if reason := other_kernel(schedule, site, trial.knobs, trial.kernel):
         return reason
     return Record(
-        site.key, trial.schedule, trial.knobs, trial.kernel, header.tvm, (), 1, trial.measured,
-        float(f"{trial.error:.1e}"), header.date, header.card, header.driver,
+        site.key, trial.schedule, trial.knobs, trial.kernel, header.tvm, (), 1,
+        trial.beside_defaults, float(f"{trial.error:.1e}"), header.date, header.card, header.driver,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from xpuc.tuning.roofs import RoofKernels
 from xpuc.tuning.trials import CRASHED, KEPT, LOST, MEASURED, NOTHING, WRONG, Trial, TrialLog
 from xpuc.tuning.workbench import Workbench
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 STATUS, AT = "status", "at"  # what is told: how far it is, what is run next
 _AGAIN = 3  # how a process ends whose GPU context is broken
 
@@ -251,7 +251,7 @@ class Play:
         self._at(task, best)
         beside, plain = bench.confirm(best.at(library), defaults.at(library))
         if beside.is_faster and beside.is_right:
-            self._tell(task, bench, best, KEPT, plain.measured)
+            self._tell(task, bench, best, KEPT, beside.measured, beside_defaults=plain.measured)
         else:
             self._tell(task, bench, in_use, NOTHING, bench.baseline, "the best was not confirmed")
         return True
@@ -275,11 +275,11 @@ class Play:
 
     def _tell(
         self, task: BundledTask, bench: Workbench, candidate: Candidate, outcome: str,
-        measured: Any, detail: str = "", is_faster: bool = False,
+        measured: Any, detail: str = "", **more: Any,
     ) -> Trial:  # fmt: skip
         trial = _trial(
             task, candidate, outcome, measured=tuple(measured), error=bench.error,
-            seconds=round(time.monotonic() - self._start, 2), detail=detail, is_faster=is_faster,
+            seconds=round(time.monotonic() - self._start, 2), detail=detail, **more,
         )  # fmt: skip
         self._log.append(trial)
         return trial

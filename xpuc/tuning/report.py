@@ -81,11 +81,8 @@ class Entry:
     @cached_property
     def best(self) -> tuple[tuple[Measurement, ...], Mapping[str, int]]:
         """Times and knobs of the candidate that was measured again at the end, else of the best."""
-        record, trials = self.result.record, self.result.trials
-        if confirmed := [t for t in trials if t.concludes and t.measured]:
+        if confirmed := [t for t in self.result.trials if t.concludes and t.measured]:
             return confirmed[-1].measured, confirmed[-1].knobs
-        if record is not None:
-            return record.measured, record.knobs
         if not self.measured:
             return (), {}
         trial = max(self.measured, key=lambda t: t.gain)
@@ -100,8 +97,7 @@ class Entry:
             for m in self.result.baseline
         } | {
             m.rows: Line(
-                m.rows, m.default_us, m.us, m.roof, m.of_roof * m.us / m.default_us,
-                costs.get(m.rows),
+                m.rows, m.default_us, m.us, m.roof, m.beside.of_roof, costs.get(m.rows),
             )
             for m in self.best[0]
         }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuc.bench.roofs import Roofs
 from xpuc.tune_db import Measurement, Record
-from xpuc.tuning.trials import Trial
+from xpuc.tuning.trials import KEPT, Trial
 
 if TYPE_CHECKING:
     from xpuc.tuning.tasks import Task
@@ -38,6 +38,11 @@ class TaskResult:
     trials: list[Trial] = field(default_factory=list)
     record: Record | None = None
     reason: str = "not reached"
+
+    @property
+    def kept(self) -> Trial | None:
+        """The trial that the new record is of: its times are beside those of the incumbent."""
+        return next((t for t in reversed(self.trials) if t.outcome == KEPT), None)
 
 
 @dataclass(frozen=True)

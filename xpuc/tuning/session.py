@@ -24,7 +24,7 @@ from xpuc import tune_db
 from xpuc.artifact import CPU_FEATURES
 from xpuc.bench.roofs import Roofs, combined
 from xpuc.errors import XpucError
-from xpuc.schedules import Choice, other_kernel, pick, target_of, tvm_version
+from xpuc.schedules import Choice, other_kernel, tvm_version
 from xpuc.tune_db import Measurement, Record, TuneDb
 from xpuc.tuning.boards import Boards
 from xpuc.tuning.candidates import Candidate
@@ -104,7 +104,7 @@ class Session:
         if self.resumes:
             self._take_up()
         else:
-            self.log.clear()
+            self.log.start(self.folder)
 
     def run(self) -> Findings:
         """Tune. A stop (see `stop`) ends it early with what is done."""
@@ -236,6 +236,8 @@ class Session:
         result = self.results[task.name]
         bench = self._bench(place, task)
         result.baseline, result.costs = bench.baseline, bench.job.costs
+        if result.kept is not None:  # what was in use before this session was resumed
+            result.baseline = tuple(m.beside for m in result.kept.measured)
         self._roofs.append(bench.roofs)
 
     def _bench(self, place: _Place, task: Task) -> Workbench:
@@ -245,10 +247,7 @@ class Session:
     def _choice(self, task: Task) -> Choice:
         """What a compilation would take today."""
         with self._lock:
-            schedules = target_of(task.target.kind).SCHEDULES
-            choice = pick(task.site, schedules, self.db, deterministic=False)
-        assert choice is not None
-        return choice
+            return task.in_use(self.db)
 
     def _incumbent(self, task: Task) -> dict[str, int]:
         """The knobs in use."""

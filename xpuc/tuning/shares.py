@@ -30,8 +30,8 @@ def saved(results: Collection[TaskResult]) -> float:
     for result in results:
         uses, before = max(result.task.uses.values(), default=0), _us(result.baseline)
         total += uses * before
-        if result.record is not None and result.baseline:
-            last = result.record.measured[-1]
+        if result.kept is not None:
+            last = result.kept.measured[-1]
             less += uses * max(0.0, before - last.us / last.default_us * before)
     return less / total if total else 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from xpuc.artifact import read_manifest
 from xpuc.errors import XpucError
-from xpuc.tune_db import Measurement
+from xpuc.tune_db import TuneDb
 from xpuc.tuning.results import Speed, TaskResult
 
 _GENERATED, _PROMPT = 64, 512
@@ -55,6 +56,13 @@ def predicted(before: Mapping[str, float], results: Iterable[TaskResult]) -> lis
     ]
 
 
+def n_of_other_records(results: Iterable[TaskResult], records: TuneDb) -> int:
+    """How many operations of an artifact have other knobs than a compilation with these records
+    gives them."""
+    tasks = [result.task for result in results]
+    return sum(dataclasses.asdict(t.in_use(records).knobs) != t.facts["knobs"] for t in tasks)
+
+
 def _predicted(test: str, rate: float, results: Sequence[TaskResult]) -> float:
     kind = test[:2]
     tokens = int(test[2:]) if kind == "pp" else 1
@@ -65,7 +73,7 @@ def _predicted(test: str, rate: float, results: Sequence[TaskResult]) -> float:
 
 def _saved(result: TaskResult) -> float:
     """Seconds of a call that the record saves, with the most rows it was measured with."""
-    if result.record is None or not result.baseline:
+    if result.kept is None or not result.baseline:
         return 0.0
-    last: Measurement = result.record.measured[-1]
+    last = result.kept.measured[-1]
     return max(0.0, result.baseline[-1].us * (1 - last.us / last.default_us)) / 1e6

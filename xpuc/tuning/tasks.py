@@ -14,8 +14,8 @@ from xpuc.artifact import read_manifest
 from xpuc.codegen import target
 from xpuc.codegen.compile import Options, operations
 from xpuc.errors import RequestError
-from xpuc.schedules import Schedule, Site, TargetFacts, site_of, target_of
-from xpuc.tune_db import Key
+from xpuc.schedules import Choice, Schedule, Site, TargetFacts, pick, site_of, target_of
+from xpuc.tune_db import Key, TuneDb
 
 # What a kernel for any number of rows is measured with: those of a chunk, or of its logits.
 _CHUNK_ROWS, _LOGITS_ROWS = (16, 128, 512), (1, 8, 64)
@@ -47,6 +47,12 @@ class Task:
     def name(self) -> str:
         """As the manifest names it: `linear Q4_1:576x576 rows=1`."""
         return f"{self.key.op} {self.key.shape} rows={self.key.rows or 'any'}"
+
+    def in_use(self, db: TuneDb) -> Choice:
+        """What a compilation with these records takes."""
+        choice = pick(self.site, target_of(self.target.kind).SCHEDULES, db, deterministic=False)
+        assert choice is not None
+        return choice
 
 
 def task_of(facts: Mapping[str, Any], schedule: str, kind: str, cpu: str) -> Task:

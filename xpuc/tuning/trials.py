@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ class Trial:
     (`default_us`). `outcome`: measured, wrong (another result), crashed, or refused (does not
     build); the last trial of a task says that its knobs were kept, or that nothing was faster.
     `detail` says more; `seconds` are those of the session when it ended; `is_faster`: than the
-    incumbent, beyond the noise, with every number of rows.
+    incumbent, beyond the noise, with every number of rows. `beside_defaults`: of a GPU, what was
+    kept is also measured beside the defaults, for its record.
     """
 
     task: str
@@ -39,6 +42,7 @@ class Trial:
     seconds: float = 0.0
     detail: str = ""
     is_faster: bool = False
+    beside_defaults: tuple[Measurement, ...] = ()
 
     @property
     def concludes(self) -> bool:
@@ -62,9 +66,18 @@ class TrialLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def clear(self) -> None:
-        """Start anew."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+    @property
+    def before(self) -> Path:
+        """The folder of the records that were in use when the session began."""
+        return self.path.parent / "before"
+
+    def start(self, records: Path) -> None:
+        """Start anew; the records of a folder are kept as they are now."""
+        self.before.mkdir(parents=True, exist_ok=True)
+        kept = self.before / self.path.name
+        kept.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(records / self.path.name, kept)
         self.path.write_text("", encoding="utf-8")
 
     def append(self, trial: Trial) -> None:
@@ -83,7 +96,8 @@ class TrialLog:
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 raw: dict[str, Any] = json.loads(line)
-                measured = tuple(Measurement(**m) for m in raw.pop("measured"))
-                yield Trial(**raw, measured=measured)
+                for name in ("measured", "beside_defaults"):
+                    raw[name] = tuple(Measurement(**m) for m in raw.get(name, ()))
+                yield Trial(**raw)
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue
