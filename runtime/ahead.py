@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuc.runtime.cost_model import Work
-from xpuc.runtime.plan import Plan, Span
+from xpuc.runtime.plan import Plan, decode_work
 from xpuc.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ def follows(scheduler: Scheduler, plan: Plan) -> bool:
 
 def fill(scheduler: Scheduler, plan: Plan) -> None:
     """One token of every running sequence into an empty plan."""
-    plan.spans += [Span(sequence, sequence.n_computed, 1) for sequence in scheduler.running]
-    plan.work = Work(len(plan.spans), 0, sum(span.start + 1 for span in plan.spans))
+    plan.spans = scheduler.kept.of(scheduler.running)
+    plan.work = decode_work(plan.spans)
 
 
 def _has_room(scheduler: Scheduler, sequence: Sequence) -> bool:

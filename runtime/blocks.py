@@ -100,13 +100,11 @@ class BlockPool:
         """`n` free blocks with one owner each; all of them or, with PoolFull, none."""
         if n > self._free.n:
             raise PoolFull(f"{n} blocks asked for, {self._free.n} of {self.n_blocks} are free")
-        blocks = []
-        for _ in range(n):
-            block = self._free.pop_front()
+        blocks = self._free.take(n)
+        for block in blocks:
             if self._links[block] is not None:
                 self._evict(block)
             self._n_owners[block] = 1
-            blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -134,14 +132,18 @@ class BlockPool:
 
     def free(self, blocks: Many[int]) -> None:
         """One owner less, tail first; those without any are free, and found while they last."""
-        for block in reversed(blocks):
-            assert self._n_owners[block] > 0, f"block {block} is freed twice"
-            self._n_owners[block] -= 1
-            if self._n_owners[block] == 0:
-                if self._links[block] is None:
-                    self._free.push_front(block)
-                else:
-                    self._free.push_back(block)
+        n_owners, links = self._n_owners, self._links
+        unknown: list[int] = []
+        cached: list[int] = []
+        for block in blocks:
+            assert n_owners[block] > 0, f"block {block} is freed twice"
+            n_owners[block] -= 1
+            if not n_owners[block]:
+                (unknown if links[block] is None else cached).append(block)
+        if unknown:
+            self._free.push_front(unknown)
+        if cached:
+            self._free.push_back(cached[::-1])
 
     def chain(self, tokens: Many[int], extra: bytes = b"") -> list[Link]:
         """Links of the full blocks of `tokens` that a request for them may reuse.
@@ -268,24 +270,33 @@ class _FreeList:
             yield block
             block = self._next[block]
 
-    def push_front(self, block: int) -> None:
-        self._insert(self._ring, block)
+    def push_front(self, blocks: Many[int]) -> None:
+        """The first of them is the first to be taken."""
+        self._insert(self._ring, blocks)
 
-    def push_back(self, block: int) -> None:
-        self._insert(self._previous[self._ring], block)
+    def push_back(self, blocks: Many[int]) -> None:
+        self._insert(self._previous[self._ring], blocks)
 
-    def pop_front(self) -> int:
-        block = self._next[self._ring]
-        self.remove(block)
-        return block
+    def take(self, n: int) -> list[int]:
+        """The first `n` leave, in order; there are as many."""
+        blocks, block = [], self._next[self._ring]
+        for _ in range(n):
+            blocks.append(block)
+            block = self._next[block]
+        self._next[self._ring], self._previous[block] = block, self._ring
+        self.n -= n
+        return blocks
 
     def remove(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before
         self.n -= 1
 
-    def _insert(self, before: int, block: int) -> None:
+    def _insert(self, before: int, blocks: Many[int]) -> None:
+        """Behind `before`, in order."""
         after = self._next[before]
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
-        self.n += 1
+        for block in blocks:
+            self._next[before], self._previous[block] = block, before
+            before = block
+        self._next[before], self._previous[after] = after, before
+        self.n += len(blocks)

@@ -26,8 +26,9 @@ _TRUSTED_STEPS = 8  # of a class, before which nothing counts as unusual
 _FIT_STEPS = 8  # between two fits, once a class is trusted
 _UNUSUAL = 0.5  # log ratio above which a step counts less
 _MOST_UNUSUAL = math.log(3)  # log ratio that a step is clipped to
-_N_TERMS = 4
-_N_CLASSES = 32
+_N_TERMS, _N_SUMS = 4, 14
+# Where the sum of the product of two terms is among the sums.
+_PRODUCTS = ((4, 5, 6, 7), (5, 8, 9, 10), (6, 9, 11, 12), (7, 10, 12, 13))
 
 
 @dataclass(slots=True)
@@ -104,9 +105,10 @@ class CostModel:
         if known.n_steps >= _TRUSTED_STEPS:
             expected = self.predict(work)
             error = math.log(ns / expected) if expected > 0 else 0.0
-            error = max(-_MOST_UNUSUAL, min(_MOST_UNUSUAL, error))
-            ns = expected * math.exp(error) if abs(error) == _MOST_UNUSUAL else ns
-            weight = min(1.0, _UNUSUAL / abs(error)) if error else 1.0
+            if abs(error) > _UNUSUAL:
+                clipped = max(-_MOST_UNUSUAL, min(_MOST_UNUSUAL, error))
+                ns = ns if clipped == error else expected * math.exp(clipped)
+                weight = _UNUSUAL / abs(clipped)
         self.n_steps += 1
         known.last = self.n_steps
         if work.chunk_tokens:
@@ -130,12 +132,10 @@ class CostModel:
     def _fit(self) -> list[float]:
         """Least squares over all classes; a term that comes out negative is 0, and the rest fit
         without it, so that more work is never predicted to take less time."""
-        classes = self._classes.values()
-        products = [sum(each) for each in zip(*(c.products for c in classes), strict=True)]
-        targets = [sum(each) for each in zip(*(c.targets for c in classes), strict=True)]
-        active = [i for i in range(_N_TERMS) if products[i * _N_TERMS + i] > 0]
+        sums = [sum(each) for each in zip(*[c.sums for c in self._classes.values()], strict=True)]
+        active = [i for i in range(_N_TERMS) if sums[_PRODUCTS[i][i]] > 0]
         while active:
-            found = _solved(products, targets, active)
+            found = _solved(sums, active)
             worst = min(range(len(active)), key=found.__getitem__)
             if found[worst] >= 0:
                 terms = [0.0] * _N_TERMS
@@ -147,38 +147,38 @@ class CostModel:
 
 
 class _Class:
-    """Steps with chunks of one size class: sums of the normal equations, and their factor."""
+    """Steps with chunks of one size class: sums of the normal equations, and their factor.
 
-    __slots__ = ("factor", "last", "last_chunk", "n_steps", "products", "targets")
+    sums  of the right sides, then of the products of each two terms, see _PRODUCTS
+    """
+
+    __slots__ = ("factor", "last", "last_chunk", "n_steps", "sums")
 
     def __init__(self) -> None:
         self.n_steps = self.last = self.last_chunk = 0
         self.factor = 1.0
-        self.products = [0.0] * (_N_TERMS * _N_TERMS)
-        self.targets = [0.0] * _N_TERMS
+        self.sums = [0.0] * _N_SUMS
 
     def add(self, work: Work, ns: float, weight: float) -> None:
-        x = (1 / ns, work.decode_rows / ns, work.chunk_tokens / ns, work.attended / ns)
-        products, targets = self.products, self.targets
-        index = 0
-        for i, value in enumerate(x):
-            scaled = weight * value
-            targets[i] = _KEEP * targets[i] + scaled
-            for other in x:
-                products[index] = _KEEP * products[index] + scaled * other
-                index += 1
+        a, b, c = 1 / ns, work.decode_rows / ns, work.chunk_tokens / ns
+        d = work.attended / ns
+        wa, wb, wc, wd = weight * a, weight * b, weight * c, weight * d
+        new = (
+            wa, wb, wc, wd,
+            wa * a, wa * b, wa * c, wa * d, wb * b, wb * c, wb * d, wc * c, wc * d, wd * d,
+        )  # fmt: skip
+        self.sums = [_KEEP * old + each for old, each in zip(self.sums, new, strict=True)]
         self.n_steps += 1
 
 
-def _solved(products: list[float], targets: list[float], active: list[int]) -> list[float]:
+def _solved(sums: list[float], active: list[int]) -> list[float]:
     """The terms `active` of the normal equations, each scaled to 1 on the diagonal, by elimination.
 
     A little is added to the diagonal, so terms that always moved together share what they explain.
     """
-    scale = [1 / math.sqrt(products[i * _N_TERMS + i]) for i in active]
+    scale = [1 / math.sqrt(sums[_PRODUCTS[i][i]]) for i in active]
     rows = [
-        [products[i * _N_TERMS + j] * s * t for j, t in zip(active, scale, strict=True)]
-        + [targets[i] * s]
+        [sums[_PRODUCTS[i][j]] * s * t for j, t in zip(active, scale, strict=True)] + [sums[i] * s]
         for i, s in zip(active, scale, strict=True)
     ]
     n = len(active)

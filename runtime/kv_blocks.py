@@ -74,7 +74,8 @@ class Group:
 
     def first(self, n_computed: int) -> int:
         """The first place that a row at position `n_computed` sees."""
-        return max(0, n_computed - self._seen + 1) // self._size
+        n_passed = n_computed - self._seen + 1
+        return n_passed // self._size if n_passed > 0 else 0
 
     def passed(self, n_computed: int) -> int:
         """The position from which on rows do not see the first place of `n_computed`."""
@@ -82,7 +83,8 @@ class Group:
 
     def end(self, n_computed: int, n_tokens: int) -> int:
         """The place after the last one to have for `n_tokens` tokens."""
-        return min(-(-n_tokens // self._size), self.first(n_computed) + self.most)
+        places, most = -(-n_tokens // self._size), self.first(n_computed) + self.most
+        return places if places < most else most
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ class KvBlocks:
     @property
     def n_free(self) -> int:
         """Free blocks of the group that has the fewest."""
-        return min(group.pool.n_free for group in self.groups)
+        return min([group.pool.n_free for group in self.groups])
 
     @property
     def n_used(self) -> int:
@@ -177,16 +179,17 @@ class KvBlocks:
         n_computed = sequence.n_computed
         shared = self._shared(sequence) if sequence.may_share else ()
         missing = []
-        for g, (group, blocks) in enumerate(zip(self.groups, sequence.blocks, strict=True)):
-            n = max(0, group.end(n_computed, n_tokens) - len(blocks))
+        for g, group in enumerate(self.groups):
+            n = group.end(n_computed, n_tokens) - len(sequence.blocks[g])
+            n = n if n > 0 else 0
             if n + (g in shared) > group.pool.n_free:
                 return False
             missing.append(n)
         if shared:
             self._unshare(sequence, shared, copies)
-        for group, blocks, n in zip(self.groups, sequence.blocks, missing, strict=True):
+        for g, n in enumerate(missing):
             if n:
-                blocks += group.pool.allocate(n)
+                sequence.blocks[g] += self.groups[g].pool.allocate(n)
         sequence.may_share = False
         sequence.n_room = min(map(len, sequence.blocks)) * self.block_tokens
         return True
@@ -211,14 +214,12 @@ class KvBlocks:
 
     def advance(self, sequence: Sequence, n_computed: int) -> None:
         """A step has computed so many tokens: their full blocks can be found, and those that no
-        later row sees are given back."""
-        if n_computed < sequence.n_due:
-            sequence.n_computed = n_computed
-            return
+        later row sees are given back. Below `sequence.n_due` only the count changes."""
         n = n_computed // self.block_tokens
         if n > sequence.n_published and self.reuse:
             self._extend(sequence, n)
-            for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            for g, group in enumerate(self.groups):
+                blocks = sequence.blocks[g]
                 for place in range(sequence.n_published, n):
                     group.pool.publish(blocks[place], sequence.links[place])
             sequence.n_published = n

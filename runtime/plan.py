@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,34 @@ class Span:
         return self.start + self.count == len(self.sequence.tokens)
 
 
+class KeptSpans:
+    """The spans of sequences that decode, kept from step to step.
+
+    There are two sets of them, which take turns, as a step may be planned while the one before it
+    is not read: a span holds until the second one after it is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._others: list[Span] = []
+
+    def of(self, sequences: Many[Sequence]) -> list[Span]:
+        """Spans of one token each, the first that is not computed."""
+        self._spans, self._others = self._others, self._spans
+        spans = self._spans
+        spans += [Span(each, 0, 1) for each in sequences[len(spans) :]]
+        del spans[len(sequences) :]
+        for span, sequence in zip(spans, sequences, strict=True):
+            span.sequence, span.start = sequence, sequence.n_computed
+        return spans.copy()
+
+
+def decode_work(spans: Many[Span]) -> Work:
+    """Of spans of one token each."""
+    n = len(spans)
+    return Work(n, 0, sum([span.start for span in spans]) + n)
+
+
 class Copy(NamedTuple):
     """K/V of a group's block `source` that is to be in its block `destination` as well."""
 
@@ -42,7 +71,8 @@ class Copy(NamedTuple):
 class Plan:
     """What the model is to compute.
 
-    spans   decoding rows first, then prompt chunks, by rank in each
+    spans   decoding rows first, then prompt chunks, by rank in each; those of decoding rows hold
+            until the second plan after this one is made, see KeptSpans
     copies  to be made before that, in this order: a later destination may be an earlier source
     work    what the cost model takes for the step
     """

@@ -39,10 +39,9 @@ from operator import attrgetter
 from xpuc.errors import RequestError
 from xpuc.runtime import ahead, running_first
 from xpuc.runtime.chunks import ChunkPolicy
-from xpuc.runtime.cost_model import Work
 from xpuc.runtime.kv_blocks import KvBlocks
 from xpuc.runtime.phases import StepCounters, StepRecord
-from xpuc.runtime.plan import Plan, Span
+from xpuc.runtime.plan import KeptSpans, Plan, Span, decode_work
 from xpuc.runtime.policies import PolicyName, policy_of
 from xpuc.runtime.sequence import FinishReason, Sequence, State
 from xpuc.runtime.speculation import Drafter
@@ -100,6 +99,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # by rank
         self.preempted: deque[Sequence] = deque()  # in the order they resume
         self.running: list[Sequence] = []  # the last one yields
+        self.kept = KeptSpans()
         self._clock = clock
         self._n_steps = 0
         self._record = StepRecord()  # of the step that is planned
@@ -209,11 +209,15 @@ class Scheduler:
         on: the spans' K/V is in the pools, and their full blocks can be found."""
         advance, running = self.kv.advance, State.RUNNING
         for span in plan.spans:
-            sequence, start = span.sequence, span.start
+            sequence = span.sequence
             if sequence.state is not running:  # finished since
                 continue
-            assert start == sequence.n_computed, "a span was carried out twice"
-            advance(sequence, start + span.count)
+            assert span.start == sequence.n_computed, "a span was carried out twice"
+            n_computed = span.start + span.count
+            if n_computed < sequence.n_due:
+                sequence.n_computed = n_computed
+            else:
+                advance(sequence, n_computed)
 
     def accept(self, plan: Plan, span: Span) -> None:
         """The token just appended is the span's next draft, so that it is computed already."""
@@ -323,29 +327,31 @@ class Scheduler:
 
     def _share_out(self, plan: Plan) -> None:
         """A row for each that decodes, then chunks for the prompts, as many as are good."""
-        spans, behind = plan.spans, []
+        decoding, behind = [], []
         for sequence in self.running:
-            start = sequence.n_computed
-            pending = len(sequence.tokens) - start
-            if pending == 1:
-                spans.append(Span(sequence, start, 1))
-            elif pending > 1:
-                behind.append((sequence, pending))
+            n_pending = len(sequence.tokens) - sequence.n_computed
+            if n_pending == 1:
+                decoding.append(sequence)
+            elif n_pending > 1:
+                behind.append(sequence)
+        plan.spans = self.kept.of(decoding)
         if self.singly:
             take_turns(plan)
-        plan.work = Work(len(spans), 0, sum([span.start + 1 for span in spans]))
+        plan.work = decode_work(plan.spans)
         if behind:
             self._share_out_chunks(plan, behind)
 
-    def _share_out_chunks(self, plan: Plan, behind: list[tuple[Sequence, int]]) -> None:
-        """To sequences and how many tokens they are behind by."""
-        record, n_behind = plan.record, sum(n for _, n in behind)
+    def _share_out_chunks(self, plan: Plan, behind: list[Sequence]) -> None:
+        """To sequences that are behind by more than a token."""
+        record, n_behind = plan.record, sum([each.n_pending for each in behind])
         room = min(n_behind, self.max_chunk - len(plan.spans))
         spent_ns = record.reserve_ns + record.admission_ns
-        size = self.chunks.size(plan.work, n_behind, room, behind[0][0].n_computed, spent_ns)
+        size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed, spent_ns)
         record.n_small = int(size < min(room, self.chunks.min_chunk))
-        for sequence, n in behind:
-            if count := min(n, size):
-                plan.spans.append(Span(sequence, sequence.n_computed, count))
-                plan.work = plan.work.with_chunk(count, sequence.n_computed)
-                size -= count
+        for sequence in behind:
+            if not size:
+                return
+            count = min(sequence.n_pending, size)
+            plan.spans.append(Span(sequence, sequence.n_computed, count))
+            plan.work = plan.work.with_chunk(count, sequence.n_computed)
+            size -= count

@@ -12,7 +12,7 @@ wants, and give back the blocks in the same step.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xpuc.errors import FieldError
 from xpuc.runtime.cost_model import Work
@@ -72,12 +72,12 @@ class Drafter:
             return
         found = [self._propose(span.sequence, max_tokens) for span in spans]
         shares = fair_shares([len(each) for each in found], n_free_rows, plan.record.step)
-        for span, tokens, share in zip(spans, found, shares, strict=True):
+        for place, (span, tokens, share) in enumerate(zip(spans, found, shares, strict=True)):
             n = _reserve(span.sequence, share, kv)
             if n:
-                span.drafts = tuple(tokens[:n])
+                spans[place] = drafted = replace(span, drafts=tuple(tokens[:n]))
                 span.sequence.n_drafted += n
-                plan.work = _with_drafts(plan.work, span)
+                plan.work = _with_drafts(plan.work, drafted)
                 plan.record.n_drafted += n
 
     def settle(self, plan: Plan, kv: KvBlocks) -> None:

@@ -277,6 +277,6 @@ def test_freeing_twice_is_our_mistake() -> None:
 
 def test_check_finds_a_lost_block() -> None:
     pool = BlockPool(2, 4)
-    pool._free.pop_front()
+    pool._free.take(1)
     with pytest.raises(AssertionError, match="lost"):
         pool.check()
