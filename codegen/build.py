@@ -12,7 +12,7 @@ from tvm import IRModule, relax, transform
 
 from xpuc.codegen import cuda
 from xpuc.codegen.calling import operands_in_a_tuple, result_given
-from xpuc.codegen.linker import link, require_linker
+from xpuc.codegen.linker import export, require_linker
 from xpuc.codegen.memory_plan import plan_memory, storage_bytes
 from xpuc.codegen.target import CompileTarget
 
@@ -62,7 +62,6 @@ def build(
 
     `alone` says of kernels that are not for all of its architectures which they are for.
     """
-    linker = require_linker()
     planned, activation_bytes = plan(module)
     finish = transform.Sequential(
         [
@@ -77,9 +76,7 @@ def build(
         ]
     )
     executable, device = _executable(planned, machine, finish, alone)
-    executable.export_library(
-        str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
-    )
+    export(executable, path)
     return Built(path, activation_bytes, device)
 
 

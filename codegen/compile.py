@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 from tvm import IRModule
 
 import xpuc
-from xpuc import tune_db
+from xpuc import interrupts, tune_db
 from xpuc.artifact import (
     CHAT_TEMPLATE,
     LIBRARY,
@@ -33,7 +35,7 @@ from xpuc.artifact import (
 from xpuc.codegen import build, copies, lower, roof, target, tvm_runtime
 from xpuc.codegen.options import KV_DTYPES, Options
 from xpuc.codegen.weights import Tensor, tensors_of, write_weights
-from xpuc.errors import XpucError
+from xpuc.errors import FileError, XpucError
 from xpuc.frontend.model import Model, open_model
 from xpuc.frontend.tokenizer import TokenizerSpec, convert_tokenizer
 from xpuc.ir.builder import PoolLayout
@@ -45,6 +47,7 @@ from xpuc.tune_db import TuneDb
 __all__ = ["SEGMENT_TOKENS", "Compiled", "Options", "buckets", "compile_model", "operations"]
 
 SEGMENT_TOKENS = 128  # context that one attention work item covers
+_BESIDE_WEIGHTS = 64 << 20  # bytes: the library, what it is linked of, TVM's runtime
 Progress = Callable[[str, int, int], None]  # phase, done, total (bytes or steps)
 
 
@@ -78,7 +81,7 @@ def compile_model(
     if target is not None:
         options = dataclasses.replace(options, target=target)
     options.check()
-    destination = Path(out) if out else Path(path).with_suffix(".xpuc")
+    destination = Path(out) if out else _beside(Path(path))
     _check_destination(destination)
     work = _Work(Path(path), options, progress, Path(dump_ir) if dump_ir else None)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +91,21 @@ def compile_model(
         staging = Path(folder) / "artifact"
         staging.mkdir()
         compiled = work.run(staging)
-        if destination.exists():
-            destination.rename(Path(folder) / "replaced")
-        staging.rename(destination)
+        with interrupts.put_off():  # one of the two is always there
+            if destination.exists():
+                destination.rename(Path(folder) / "replaced")
+            staging.rename(destination)
     return dataclasses.replace(compiled, path=destination)
 
 
+def _beside(checkpoint: Path) -> Path:
+    if not checkpoint.name:  # . or /
+        raise FileError(f"{checkpoint}: is a directory", "give the path of a GGUF file")
+    return checkpoint.with_suffix(".xpuc")
+
+
 def _check_destination(destination: Path) -> None:
-    if destination.exists() and not (destination / MANIFEST).is_file():
+    if os.path.lexists(destination) and not (destination / MANIFEST).is_file():
         raise XpucError(
             f"{destination}: exists and is not an xpuc artifact", "choose another path with -o"
         )
@@ -110,6 +120,17 @@ def operations(path: Path, options: Options) -> tuple[list[dict[str, Any]], dict
     made = _Work(path, options, lambda phase, done, total: None, None).made(open_model(path))
     found = [o.as_manifest() for o in made.lowered.operations.values()]
     return found, {entry.name: entry.rows for entry in made.entries}
+
+
+def _require_room(folder: Path, n_bytes: int) -> None:
+    """XpucError where the disk has no room for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < n_bytes:
+        raise XpucError(
+            f"the artifact takes up to {-(-n_bytes >> 20):,} MiB; {free >> 20:,} MiB of the disk"
+            " are free",
+            "free some, or choose a path on another disk with -o",
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +180,9 @@ class _Work:
         tokenizer: TokenizerSpec = self.phase("tokenizer", partial(self.tokenizer, model))
         made = self.made(model)
         lowered, pool = made.lowered, made.pool
+        tensors = tensors_of(made.module["decode"], made.weight_names, model, made.machine)
+        in_file = tensors if self.options.synthetic is None else []
+        _require_room(staging, sum(tensor.n_bytes for tensor in in_file) + _BESIDE_WEIGHTS)
         roofs = roof.add_roofs(lowered)
         built = self.phase(
             "build",
@@ -166,7 +190,6 @@ class _Work:
                 lowered.finish(), made.machine, staging / LIBRARY, alone=lowered.alone()
             ),
         )
-        tensors = tensors_of(made.module["decode"], made.weight_names, model, made.machine)
         synthetic: Synthetic | None = self.phase(
             "weights", partial(self.weights, staging / WEIGHTS, tensors)
         )

@@ -8,7 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from xpuc.errors import XpucError
 
@@ -36,6 +39,17 @@ def require_linker() -> list[str]:
             "install one (apt install gcc), or pip install ziglang, which serves as well",
         )
     return found
+
+
+def export(built: Any, path: Path) -> None:
+    """Link what TVM has built to a library; what is made on the way lies beside it meanwhile."""
+    linker = require_linker()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        built.export_library(
+            str(path),
+            workspace_dir=folder,
+            fcompile=lambda output, objects, **_: link(linker, output, objects),
+        )
 
 
 def link(

@@ -16,8 +16,9 @@ _INTRODUCTION = """\
 Written by `python tests/cli_docs.py` from the commands' own `--help`; a test compares the two.
 
 Every mistake of a user ends in two lines on stderr and exit code 2, a bug in one line and exit code
-1, Ctrl-C in exit code 130. `--json` prints one JSON value on stdout, whose keys stay as they are;
-what is for people besides the result goes to stderr.
+1, Ctrl-C in exit code 130, SIGTERM in 143; all of them leave nothing half done. `--json` prints one
+JSON value on stdout, whose keys stay as they are; what is for people besides the result goes to
+stderr.
 """
 
 

@@ -65,6 +65,7 @@ MISTAKES = [
      "add --window N, or leave --windows out"),
     ("score m -f - --window 8 --top 2", "--top: not with --window", "leave one of the two out"),
     ("compile m.gguf", "m.gguf: not found", "give the path of a GGUF checkpoint"),
+    ("compile .", ".: is a directory", "give the path of a GGUF file"),
     ("compile m.gguf --kv q8", "--kv: 'q8' is not one of 'f16', 'f32', 'q8_0'",
      "see xpuc compile --help"),
     ("bench . -p 0 -n 0", "-p 0 and -n 0 leave nothing to measure", "give one of them a length"),
@@ -134,11 +135,14 @@ def _failing(monkeypatch, error):
          "check the path, its permissions and the space left"),
         (OSError(errno.ENOSPC, "No space left on device", "/out"), "/out: no space left on device",
          "check the path, its permissions and the space left"),
+        (OSError(errno.ENOSPC, "No space left on device"),
+         "reading or writing a file: no space left on device",
+         "check the path, its permissions and the space left"),
         (ModuleNotFoundError("No module named 'tvm'", name="tvm"),
          "the compiler needs apache-tvm, which is not installed", "pip install 'xpuc[compile]'"),
         (MemoryError(), "not enough memory", "ask for a smaller context (--ctx), or free some"),
     ],
-    ids=["xpuc", "permission", "space", "package", "memory"],
+    ids=["xpuc", "permission", "space", "nameless", "package", "memory"],
 )  # fmt: skip
 def test_what_the_user_can_mend_takes_two_lines(monkeypatch, error, message, hint):
     done = _failing(monkeypatch, error)
@@ -152,10 +156,12 @@ def test_what_the_user_can_mend_takes_two_lines(monkeypatch, error, message, hin
         (KeyError("blk.0"), "bug: KeyError: 'blk.0' (XPUC_DEBUG=1 shows where)"),
         (ValueError("two\nlines"), "bug: ValueError: two lines (XPUC_DEBUG=1 shows where)"),
         (AssertionError(), "bug: AssertionError: no message (XPUC_DEBUG=1 shows where)"),
+        (OSError(errno.EBADF, "Bad file descriptor"),
+         "bug: OSError: [Errno 9] Bad file descriptor (XPUC_DEBUG=1 shows where)"),
         (ModuleNotFoundError("No module named 'x'", name="x"),
          "bug: ModuleNotFoundError: No module named 'x' (XPUC_DEBUG=1 shows where)"),
     ],
-    ids=["key", "value", "assertion", "module"],
+    ids=["key", "value", "assertion", "descriptor", "module"],
 )  # fmt: skip
 def test_a_bug_takes_one_line(monkeypatch, error, line):
     assert _failing(monkeypatch, error) == (BUG, "", f"{line}\n")

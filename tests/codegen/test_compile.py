@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -126,6 +128,12 @@ def test_the_compiler_for_gpus_is_looked_for_before_any_work(checkpoint, tmp_pat
     assert phases == []
 
 
+def test_a_link_that_leads_nowhere_is_refused_before_any_work(tmp_path):
+    (tmp_path / "m.xpuc").symlink_to("nowhere")
+    with pytest.raises(XpucError, match="exists and is not an xpuc artifact"):
+        compile_model(tmp_path / "missing.gguf", out=tmp_path / "m.xpuc")
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_is_no_artifact_is_not_overwritten(kind, tmp_path):
     out = tmp_path / "precious"
@@ -195,6 +203,39 @@ def test_an_old_artifact_stays_until_the_new_one_is_whole(
         compile_model(checkpoint, out=out, options=SMALL)
     assert verify(out, read_manifest(out)) > 0
     assert read_manifest(out).context == 128
+
+
+def test_ctrl_c_while_the_two_change_places_loses_neither(
+    checkpoint, tmp_path, without_llvm, monkeypatch
+):
+    out = tmp_path / "m.xpuc"
+    compile_model(checkpoint, out=out, options=SMALL)
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        signal.raise_signal(signal.SIGINT)
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_model(checkpoint, out=out, options=dataclasses.replace(SMALL, ctx=128))
+    assert read_manifest(out).context == 128
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(("synthetic", "n_mib"), [(None, 64), (1, 63)])
+def test_a_disk_without_room_is_told_of_before_the_build(
+    synthetic, n_mib, checkpoint, tmp_path, monkeypatch
+):
+    """Beside the weights, where they are written, 64 MiB."""
+    usage = SimpleNamespace(free=n_mib << 20)
+    monkeypatch.setattr(compiler.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(compiler.build, "build", lambda *_, **__: pytest.fail("was begun"))
+    options = dataclasses.replace(SMALL, synthetic=synthetic)
+    with pytest.raises(XpucError, match=rf"takes up to {n_mib + 1} MiB; {n_mib} MiB of the"):
+        compile_model(checkpoint, out=tmp_path / "m.xpuc", options=options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_artifact_lies_beside_the_checkpoint(checkpoint, tmp_path, without_llvm):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -235,6 +238,20 @@ def test_a_session_stopped_anywhere_and_resumed_ends_as_one_that_was_not(
             r.record and untimed(r.record) for r in expected.results
         ]
         assert parts.records() == whole.records()
+
+
+def test_ctrl_c_waits_for_what_is_measured(tuner: Tuner) -> None:
+    ended: list[Status] = []
+
+    def watch(status: Status) -> None:
+        if status.doing == "tuning":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            ended.append(status)
+
+    findings = tuner.run(Machine(faster), task(16), watch=watch)
+    assert "stopped" in findings.notes
+    assert ended, "its thread was left to itself"
 
 
 def test_a_resumed_session_does_not_take_noise_for_a_gain(tuner: Tuner) -> None:

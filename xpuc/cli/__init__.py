@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 import xpuc
+from xpuc import interrupts
 from xpuc.cli import failures
 from xpuc.errors import FieldError, RequestError, nearest
 
@@ -74,10 +75,14 @@ class _Program(click.Group):
     ) -> None:
         """Run one command line and exit: 0, or as `failures` says."""
         extra.pop("standalone_mode", None)
-        try:
-            code = super().main(args, prog_name or "xpuc", standalone_mode=False, **extra)
-        except Exception as error:
-            code = failures.report(error)
+        ended_by: list[int] = []
+        with interrupts.heeding(ended_by.append):
+            try:
+                code = super().main(args, prog_name or "xpuc", standalone_mode=False, **extra)
+            except Exception as error:
+                code = failures.report(error)
+        if ended_by:
+            code = failures.SIGNALLED + ended_by[0]
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -215,7 +215,7 @@ def _check_same(model: Path, checkpoint: Path) -> None:
     from xpuc.artifact import read_manifest
     from xpuc.frontend.gguf import open_gguf
 
-    sources.require(checkpoint, "GGUF checkpoint")
+    sources.require(checkpoint, "a GGUF checkpoint")
     found = open_gguf(checkpoint).digest()
     if sources.is_artifact(model):
         source = read_manifest(model).source

@@ -112,7 +112,7 @@ def command(
 
     MODEL is a GGUF file, or any part of a split one. The artifact appears whole or not at all.
     """
-    sources.require(model, "GGUF checkpoint")
+    sources.require(model, "a GGUF checkpoint")
     from xpuc.cli.progress import phases
 
     with phases() as progress:

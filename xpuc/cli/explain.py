@@ -63,7 +63,7 @@ def command(artifact: Path, as_json: bool, **options: Any) -> None:
     and refused, and for the step of an entry point: bytes, the time that the machine's limits
     allow (predicted; that of the record where there is one) and the time it takes (measured).
     """
-    sources.require(artifact, "ARTIFACT")
+    sources.require(artifact, "an ARTIFACT")
     if not sources.is_artifact(artifact):
         raise RequestError(f"{artifact}: is not an artifact", "xpuc compile makes one of it")
     from xpuc.artifact import read_manifest

@@ -3,11 +3,13 @@
     error: model.gguf: tensor blk.0.attn_q.weight is IQ2_XS, which xpuc cannot decode
     hint: supported: Q4_0 Q4_1 ...
 
-Exit codes: 2 for these, 1 for a bug, 130 after Ctrl-C. XPUC_DEBUG=1 prints the traceback first.
+Exit codes: 2 for these, 1 for a bug, 130 after Ctrl-C, 143 after SIGTERM. XPUC_DEBUG=1 prints the
+traceback first.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import traceback
@@ -25,6 +27,9 @@ from click.exceptions import (
 from xpuc.errors import XpucError
 
 USAGE, BUG, INTERRUPTED = 2, 1, 130
+SIGNALLED = 128  # and the number of the signal that asked the process to end
+# What an OSError says of a disk or a device, which is not always told with a name.
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 # A missing package -> what needs it, and what adds it.
 _PACKAGES = {
@@ -65,11 +70,12 @@ def _mendable(error: Exception) -> tuple[str, str] | None:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in _PACKAGES:
         what, how = _PACKAGES[str(error.name).split(".")[0]]
         return f"{what}, which is not installed", how
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return (
-            f"{error.filename}: {error.strerror.lower()}",
-            "check the path, its permissions and the space left",
-        )
+    if isinstance(error, OSError) and error.strerror:
+        said, hint = error.strerror.lower(), "check the path, its permissions and the space left"
+        if error.filename is not None:
+            return f"{error.filename}: {said}", hint
+        if error.errno in _OF_THE_DISK:
+            return f"reading or writing a file: {said}", hint
     if isinstance(error, MemoryError):
         return "not enough memory", "ask for a smaller context (--ctx), or free some"
     return None

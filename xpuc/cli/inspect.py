@@ -21,7 +21,7 @@ def command(file: Path, verify: bool, as_json: bool) -> None:
     Of a FILE (GGUF): metadata, tensors, types, sizes. Of an ARTIFACT: the manifest, its files,
     what the compiler decided. Of both: the memory it takes.
     """
-    sources.require(file, "GGUF checkpoint or ARTIFACT")
+    sources.require(file, "a GGUF checkpoint or ARTIFACT")
     if sources.is_artifact(file):
         facts = inspect_artifact.facts(file, verify=verify)
         lines = inspect_artifact.lines

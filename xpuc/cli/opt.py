@@ -27,7 +27,7 @@ def command(file: Path, names: tuple[str, ...], out: Path | None) -> None:
 
     FILE is one that xpuc compile --dump-ir wrote; the graph after the passes is printed.
     """
-    text = sources.decoded(sources.require(file, "dumped graph").read_bytes(), str(file))
+    text = sources.decoded(sources.require(file, "a dumped graph").read_bytes(), str(file))
     from xpuc.ir.text import parse, to_text
     from xpuc.passes import named
 

@@ -21,10 +21,10 @@ def is_artifact(path: Path) -> bool:
     return path.is_dir() or path.suffix == ".xpuc"
 
 
-def require(path: Path, what: str = "MODEL or ARTIFACT") -> Path:
-    """The path if something is there."""
+def require(path: Path, what: str = "a MODEL or ARTIFACT") -> Path:
+    """The path if something is there; `what` it is to be."""
     if not path.exists():
-        raise FileError(f"{path}: not found", f"give the path of a {what}")
+        raise FileError(f"{path}: not found", f"give the path of {what}")
     return path
 
 
@@ -125,8 +125,8 @@ def text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if file is not None and str(file) != "-":
-        return decoded(require(file, "text file").read_bytes(), str(file))
-    if sys.stdin.isatty() and file is None:
+        return decoded(require(file, "a text file").read_bytes(), str(file))
+    if sys.stdin is None or (sys.stdin.isatty() and file is None):
         raise RequestError("there is no prompt", "give it with -p TEXT or -f FILE, or pipe it in")
     return decoded(sys.stdin.buffer.read(), "stdin")
 

@@ -12,7 +12,7 @@ from xpuc.codegen import cuda
 from xpuc.codegen.cuda import sass
 from xpuc.codegen.cuda.compiler import Compiler, Fatbin
 from xpuc.codegen.cuda.find import find_compiler
-from xpuc.codegen.linker import link, require_linker
+from xpuc.codegen.linker import export
 from xpuc.codegen.target import CompileTarget, resolve
 from xpuc.errors import XpucError
 from xpuc.schedules import Launch
@@ -106,13 +106,11 @@ def _code(
 
 def build(kernels: Iterable[Any], arch: str, path: Path) -> None:
     """Link kernels to a library that TVM's runtime loads."""
-    machine, linker = resolve("cuda", arch), require_linker()
+    machine = resolve("cuda", arch)
     with machine.tvm, cuda.compiling(machine.archs):
         made = _compile(list(kernels), machine)
     cuda.check_no_source(made.mod)
-    made.export_library(
-        str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
-    )
+    export(made, path)
 
 
 def _compile(kernels: Sequence[Any], machine: CompileTarget) -> Any:

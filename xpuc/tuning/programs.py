@@ -17,8 +17,7 @@ from typing import Any
 
 from xpuc import interrupts
 from xpuc.codegen import target
-from xpuc.codegen.linker import find_linker, link
-from xpuc.errors import XpucError
+from xpuc.codegen.linker import export
 from xpuc.schedules import Launch, Site, kernel_digest, launches, target_of
 from xpuc.schedules.operands import outputs_of
 from xpuc.tuning.candidates import Call, Candidate, Program, Tensor
@@ -137,11 +136,6 @@ def compile_library(kernels: Iterable[Any], kind: str, cpu: str, path: Path) -> 
     """Build kernels into a library that TVM's runtime loads."""
     import tvm
 
-    linker = find_linker()
-    if linker is None:
-        raise XpucError("no C compiler to link kernels with", "install one (apt install gcc)")
     by_name = {str(k.attrs["global_symbol"]): k for k in kernels}
     built = tvm.compile(tvm.IRModule(by_name), target=target.resolve(kind, cpu).tvm)
-    built.export_library(
-        str(path), fcompile=lambda output, objects, **_: link(linker, output, objects)
-    )
+    export(built, path)

@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from xpuc import tune_db
+from xpuc import interrupts, tune_db
 from xpuc.artifact import CPU_FEATURES
 from xpuc.bench.roofs import Roofs, combined
 from xpuc.errors import XpucError
@@ -160,16 +160,11 @@ class Session:
             threading.Thread(target=self._work, args=(loops, step, i))
             for i in range(min(self.boards.count, len(tasks)))
         ]
-        for thread in work:
-            thread.start()
-        for thread in work:
-            is_alive = True
-            while is_alive:  # a join without a time limit would not see Ctrl-C
-                try:
-                    thread.join(0.2)
-                    is_alive = thread.is_alive()
-                except KeyboardInterrupt:
-                    self.stop()
+        with interrupts.told(self.stop):  # an interrupted join would take a thread for ended
+            for thread in work:
+                thread.start()
+            for thread in work:
+                thread.join()
         self._lacked_boards |= bool(self._queue) and not self._is_spent
         if self._failure is not None:
             raise self._failure
