@@ -19,7 +19,8 @@ T = TypeVar("T")
 class KvPool:
     """K/V of `n_blocks` blocks, in the layers of one window.
 
-    layers       by number the arrays that KvLayout describes
+    layers       by number the arrays that KvLayout describes: all blocks, or where tensors do not
+                 lie in the process's memory one, which stands for whichever is sent or fetched
     tensors      by number those of these arrays, which the model reads and writes
     block_bytes  of one block in all of them
     """
@@ -28,19 +29,20 @@ class KvPool:
         self, n_blocks: int, layout: KvLayout, window: int = 0, place: Place | None = None
     ) -> None:
         self._place = place or Process()
+        n_held = n_blocks if self._place.is_host else 1
         self.layers: dict[int, tuple[npt.NDArray[Any], ...]] = {
             layer: tuple(
-                pages((n_blocks, *array.shape), array.dtype) for array in layout.arrays(layer)
+                pages((n_held, *array.shape), array.dtype) for array in layout.arrays(layer)
             )
             for layer, (*_, seen) in enumerate(layout.layers)
             if seen == window
         }
         self.tensors = {
-            layer: tuple(self._place.tensor(array) for array in arrays)
+            layer: tuple(self._place.rows(array, n_blocks) for array in arrays)
             for layer, arrays in self.layers.items()
         }
         arrays = in_layer_order([self.layers])
-        self._bytes = [each.reshape(n_blocks, -1).view(np.uint8) for each in arrays]
+        self._bytes = [each.reshape(n_held, -1).view(np.uint8) for each in arrays]
         self.block_bytes = sum(each.shape[1] for each in self._bytes)
 
     def copy(self, source: int, destination: int) -> None:
@@ -65,8 +67,8 @@ class KvPool:
             yield from zip(arrays, self.tensors[layer], strict=True)
 
     def buffers(self, block: int) -> list[npt.NDArray[np.uint8]]:
-        """The block's own memory in each array, `block_bytes` in all; no copies."""
-        return [each[block] for each in self._bytes]
+        """The block's memory in each array, `block_bytes` in all; no copies."""
+        return [each[block if self._place.is_host else 0] for each in self._bytes]
 
 
 def in_layer_order(groups: Iterable[Mapping[int, tuple[T, ...]]]) -> list[T]:

@@ -1,7 +1,7 @@
 """Where a model's tensors lie: in the process's own memory, or on a GPU.
 
-Both are given numpy arrays. In the process's memory a tensor is the array; a GPU has a copy, whose
-rows are sent and fetched.
+Both are given numpy arrays. In the process's memory a tensor is the array. A GPU has a copy, or of
+what is too much to have twice the rows alone, which are sent and fetched one at a time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Place(Protocol):
     """Memory that the kernels of a model work on."""
 
     vm_devices: tuple[int, ...]  # what the VM is initialised with
+    is_host: bool  # whether a tensor is the array it was made of
 
     def runs(self, arch: str) -> bool:
         """Whether code for a GPU architecture runs on it."""
@@ -38,6 +39,10 @@ class Place(Protocol):
 
     def tensor(self, array: Array) -> Any:
         """A tensor of the array's contents."""
+
+    def rows(self, array: Array, n: int) -> Any:
+        """A tensor of `n` rows like those of an array, which has all of them or, if not `is_host`,
+        one that each passes through when it is sent or fetched. They may hold anything."""
 
     def array(self, tensor: Any) -> Array:
         """What a tensor holds; waits for its kernels."""
@@ -56,6 +61,7 @@ class Process:
     """The process's own memory."""
 
     vm_devices: tuple[int, ...] = (_CPU, 0, _POOLED)
+    is_host = True
 
     def runs(self, arch: str) -> bool:
         """See Place."""
@@ -68,6 +74,11 @@ class Process:
     def tensor(self, array: Array) -> Any:
         """See Place."""
         return tvm_ffi.from_dlpack(array)
+
+    def rows(self, array: Array, n: int) -> Any:
+        """See Place."""
+        assert len(array) == n, f"{len(array)} rows of memory for {n}"
+        return self.tensor(array)
 
     def array(self, tensor: Any) -> Array:
         """See Place."""
@@ -88,6 +99,7 @@ class Gpu:
     """The memory of the first GPU, through the TVM runtime, which has to be loaded."""
 
     vm_devices: tuple[int, ...] = (_CUDA, 0, _POOLED, _CPU, 0, _POOLED)
+    is_host = False
 
     def __init__(self, capability: str) -> None:
         self._capability = capability  # 9.0
@@ -118,6 +130,10 @@ class Gpu:
         """A tensor that holds anything."""
         return self._allocate(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), self.device, None)
 
+    def rows(self, array: Array, n: int) -> Any:
+        """See Place."""
+        return self.empty((n, *array.shape[1:]), str(array.dtype))
+
     def array(self, tensor: Any) -> Array:
         """See Place."""
         found = np.empty(tuple(map(int, tensor.shape)), str(tensor.dtype))
@@ -134,17 +150,17 @@ class Gpu:
 
     def send_row(self, array: Array, tensor: Any, row: int) -> None:
         """See Place."""
-        one = array[row]
+        one = array[0]
         self._from_bytes(self._row(array, tensor, row), _address(one), one.nbytes)
 
     def fetch_row(self, tensor: Any, array: Array, row: int) -> None:
         """See Place."""
-        one = array[row]
+        one = array[0]
         self._to_bytes(self._row(array, tensor, row), _address(one), one.nbytes)
 
     def _row(self, array: Array, tensor: Any, row: int) -> Any:
         """One row of a tensor as a tensor of its own."""
-        one = array[row]
+        one = array[0]
         return self.view(tensor, one.shape, str(one.dtype), row * one.nbytes)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from xpuc.artifact import KvLayout
 from xpuc.runtime.kv_pool import KvPool, in_layer_order, pages
+from xpuc.runtime.places import Process
 
 LAYERS = ((2, 8, 0), (1, 4, 16), (1, 2, 0))  # kv_heads, head_dim, window
 LAYOUTS = {
@@ -76,6 +79,34 @@ def test_a_copy_is_of_all_layers_and_of_one_block(dtype: str) -> None:
         expected = old.copy()
         expected[3] = old[1]
         assert np.array_equal(array, expected)
+
+
+class Elsewhere(Process):
+    """Memory that the process does not see: tensors are arrays of their own."""
+
+    is_host = False
+
+    def rows(self, array: NDArray[Any], n: int) -> NDArray[Any]:
+        return np.full((n, *array.shape[1:]), 1, array.dtype)
+
+    def send_row(self, array: NDArray[Any], tensor: Any, row: int) -> None:
+        tensor[row] = array[0]
+
+    def fetch_row(self, tensor: Any, array: NDArray[Any], row: int) -> None:
+        array[0] = tensor[row]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+def test_blocks_that_lie_elsewhere_take_the_process_the_memory_of_one(dtype: str) -> None:
+    kv = KvPool(5, LAYOUTS[dtype], place=Elsewhere())
+    assert sum(each.nbytes for each in in_layer_order([kv.layers])) == kv.block_bytes
+    for block in (4, 0):
+        for i, buffer in enumerate(kv.buffers(block)):
+            buffer[:] = 16 * block + i
+        kv.send(block)
+    for block in (0, 4):
+        for i, buffer in enumerate(kv.fetch(block)):
+            assert (buffer == 16 * block + i).all()
 
 
 def test_pages_are_zero_and_taken_when_written() -> None:
