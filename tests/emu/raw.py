@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from emu import compiler, fake_driver
 
+_MAP_ALIGNMENT = 64  # bytes: of a CUtensorMap
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 
 
@@ -156,7 +157,8 @@ def tensor_map(memory: Memory, box: Sequence[int], *, swizzle: int) -> Any:
     """A CUtensorMap over a contiguous f16 or f32 array; box and its extents innermost last."""
     types = {"float16": 6, "float32": 7}
     array, rank = memory.array, memory.array.ndim
-    opaque = (c_char * 128)()
+    room = (c_char * (128 + _MAP_ALIGNMENT))()
+    opaque = (c_char * 128).from_buffer(room, -ctypes.addressof(room) % _MAP_ALIGNMENT)
     extents = (ctypes.c_uint64 * rank)(*array.shape[::-1])
     strides = (ctypes.c_uint64 * rank)(*array.strides[-2::-1], 0)
     ones, boxes = (c_uint * rank)(*[1] * rank), (c_uint * rank)(*box[::-1])

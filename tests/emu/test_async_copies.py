@@ -75,7 +75,7 @@ extern "C" __global__ void k(const __grid_constant__ CUtensorMap from,
   unsigned barrier = __cvta_generic_to_shared(&full), at = __cvta_generic_to_shared(tile);
   if (threadIdx.x == 0) {
     INIT
-    asm volatile("fence.proxy.async.shared::cta;");
+    FENCED
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -99,6 +99,7 @@ extern "C" __global__ void k(const __grid_constant__ CUtensorMap from,
 PARTS = {
     "ROWS": "8",
     "COLUMNS": "32",
+    "FENCED": 'asm volatile("fence.proxy.async.shared::cta;");',
     "INIT": 'asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(1));',
     "EXPECT": "8 * 32 * 4",
     "X": "32",
@@ -145,6 +146,7 @@ def test_a_tma_load_that_is_not_waited_for_is_poison():
     ("parts", "message"),
     [
         ({"INIT": ""}, "was not initialised"),
+        ({"FENCED": ""}, "no fence.proxy.async after its mbarrier"),
         ({"EXPECT": "8 * 32 * 4 + 1"}, "32 for an mbarrier"),
         ({"WAIT": "wait(barrier, 0); wait(barrier, 1);"}, "32 for an mbarrier"),
         ({"STORED": ""}, "before its cp.async.bulk stores were waited for"),

@@ -140,15 +140,23 @@ extern "C" __global__ void k(const uint4* a, const unsigned* held, const uint4* 
     FIRST
     unsigned long long db = descriptor(__cvta_generic_to_shared(sb) + k * STEP);
     int scale = k > 0;
-    asm volatile("wgmma.fence.sync.aligned;");
+    FENCED
     asm volatile("{.reg .pred p;\\n setp.ne.b32 p, %SCALE, 0;\\n INSTRUCTION }"
                  : OUTPUTS : FACTOR, "l"(db), "r"(scale));
-    asm volatile("wgmma.commit_group.sync.aligned;");
-    asm volatile("wgmma.wait_group.sync.aligned 0;");
+    COMMITTED
+    WAITED
   }
   for (int i = 0; i < NCOLS / 2; ++i) d[threadIdx.x * (NCOLS / 2) + i] = r[i];
+  LAST
 }
 """
+WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;");'
+ORDERED = {
+    "FENCED": 'asm volatile("wgmma.fence.sync.aligned;");',
+    "COMMITTED": 'asm volatile("wgmma.commit_group.sync.aligned;");',
+    "WAITED": WAIT,
+    "LAST": "",
+}
 
 
 def core_matrices(matrix: np.ndarray) -> np.ndarray:
@@ -173,6 +181,31 @@ HELD = "const unsigned* a4 = held + 4 * (threadIdx.x * STEPS + k);"
 @pytest.mark.parametrize(("dtype", "n"), [("f16", 64), ("bf16", 8), ("s8", 24)])
 @pytest.mark.parametrize("layout", ["core", "swizzle 128", "registers"])
 def test_wgmma(dtype, n, layout):
+    got, expected = wgmma(dtype, n, layout)
+    tolerance = 0 if dtype == "s8" else 1e-4
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("order_of_things", "message"),
+    [
+        ({"FENCED": ""}, "no wgmma.fence since the last wait"),
+        ({"COMMITTED": ""}, "ended before its wgmma were waited for"),
+        ({"WAITED": ""}, "ended before its wgmma were waited for"),
+    ],
+)
+def test_wgmma_that_nothing_orders_fails_the_launch(order_of_things, message):
+    with pytest.raises(CudaError, match=message):
+        wgmma("f16", 8, "registers", **order_of_things)
+
+
+def test_sums_of_wgmma_are_poison_until_they_are_waited_for():
+    got, _ = wgmma("f16", 8, "registers", WAITED="", LAST=WAIT)
+    assert np.isnan(got).all()
+
+
+def wgmma(dtype, n, layout, **order_of_things):
+    """The product of two matrices that a warpgroup makes, and what it should be."""
     whole = dtype == "s8"
     size = np.dtype(DTYPES[dtype]).itemsize
     k, per = 128 // size, 32 // size
@@ -191,6 +224,8 @@ def test_wgmma(dtype, n, layout):
     outputs = ", ".join(f'"+{letter}"(r[{i}])' for i in range(n // 2))
     source = WGMMA
     for word, text in {
+        **ORDERED,
+        **order_of_things,
         "INSTRUCTION": instruction,
         "OUTPUTS": outputs,
         "SCALE": str(at + first + 1),
@@ -218,5 +253,4 @@ def test_wgmma(dtype, n, layout):
     for j, half, e in np.ndindex(n // 8, 2, 2):
         got[rows + 8 * half, 8 * j + 2 * (thread % 4) + e] = d.read()[:, j, half, e]
     wide = np.int64 if whole else np.float64
-    expected = a.astype(wide) @ b.astype(wide).T
-    np.testing.assert_allclose(got, expected, rtol=0 if whole else 1e-4, atol=0 if whole else 1e-4)
+    return got, a.astype(wide) @ b.astype(wide).T

@@ -124,7 +124,13 @@ void emu_cp_async_wait_all() {
 void emu_mbarrier_init(unsigned address, unsigned count) {
   if (address % 8) emu_fault("misaligned address: an mbarrier has 8 bytes");
   emu_shared_pointer(address);
-  running_block().mbarriers[address] = {count, count, 0, false, {}};
+  running_block().mbarriers[address] = {count, count, 0, false, {}, running_fiber()};
+}
+
+void emu_fence_proxy_async() {
+  for (auto& [address, barrier] : running_block().mbarriers) {
+    if (barrier.unfenced == running_fiber()) barrier.unfenced = nullptr;
+  }
 }
 
 void emu_mbarrier_expect(unsigned address, unsigned bytes) {
@@ -161,6 +167,7 @@ void emu_tma_load(unsigned shared, const void* tensor_map, const int* coordinate
   TileCopy copy = tile_copy(true, shared, tensor_map, coordinates);
   each_element(copy, [](char* to, char*, unsigned bytes) { memset(to, kPoison, bytes); });
   Mbarrier& barrier = mbarrier(address);
+  if (barrier.unfenced) emu_fault("TMA: no fence.proxy.async after its mbarrier was initialised");
   barrier.loads.push_back(copy);
 }
 

@@ -79,6 +79,7 @@ void Block::start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_byte
     fiber.warp = i / 32;
     fiber.copies = {};
     fiber.stores = {};
+    fiber.products = {};
   }
   for (unsigned w = 0; w < warps_.size(); ++w) {
     unsigned lanes = std::min(32u, n - 32 * w);
@@ -141,6 +142,9 @@ void Block::finish_thread() {
   Fiber* fiber = running_fiber();
   if (!fiber->stores.open.empty() || !fiber->stores.committed.empty()) {
     fail("the thread ended before its cp.async.bulk stores were waited for");
+  }
+  if (!fiber->products.hidden.empty()) {
+    fail("the thread ended before its wgmma were waited for");
   }
   Warp& warp = warps_[fiber->warp];
   warp.live &= ~(1u << fiber->lane);

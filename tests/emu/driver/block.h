@@ -31,6 +31,17 @@ struct CopyGroups {
   std::vector<std::vector<T>> committed;
 };
 
+// Sums of wgmma that were not waited for: the registers are poison and hold these then.
+struct Products {
+  struct Sum {
+    uint32_t bits;
+    unsigned group;  // how many groups were committed before
+  };
+  std::unordered_map<uint32_t*, Sum> hidden;  // by register
+  unsigned committed;
+  bool fenced;  // a wgmma.fence, and no wait since then
+};
+
 struct Fiber : EmuThread {
   FiberStack* stack;
   void* stack_pointer;
@@ -44,6 +55,7 @@ struct Fiber : EmuThread {
   void* operand;
   CopyGroups<Copy> copies;
   CopyGroups<TileCopy> stores;
+  Products products;
 };
 
 struct Mbarrier {
@@ -51,6 +63,7 @@ struct Mbarrier {
   int64_t bytes;            // expected and not yet copied
   bool phase;
   std::vector<TileCopy> loads;  // issued against it; complete when it is waited for
+  const Fiber* unfenced;        // who initialised it, until it fences that for TMA
 };
 
 enum class Order { kForward, kReverse, kShuffle };  // of threads and of blocks

@@ -212,7 +212,9 @@ Status cuTensorMapEncodeTiled(void* out, int type, unsigned rank, void* base,
   map.rank = rank;
   map.element_bytes = kBytes[type];
   map.swizzle = swizzle;
+  if (reinterpret_cast<uintptr_t>(out) % 64) return refuse("TMA: the map is not aligned to 64 bytes");
   if (reinterpret_cast<uintptr_t>(base) % 16) return refuse("TMA: the address is no multiple of 16");
+  if (box[0] * map.element_bytes % 16) return refuse("TMA: a box row is no multiple of 16 bytes");
   if (swizzle && box[0] * map.element_bytes > (16u << swizzle)) {
     return refuse("TMA: a box row of %u bytes, over its swizzle's span of %u",
                   box[0] * map.element_bytes, 16u << swizzle);

@@ -59,6 +59,7 @@ void emu_cp_async_commit();
 void emu_cp_async_wait(unsigned groups_left);
 void emu_cp_async_wait_all();
 
+void emu_fence_proxy_async();
 void emu_mbarrier_init(unsigned barrier, unsigned count);
 void emu_mbarrier_arrive(unsigned barrier, unsigned expect_bytes);
 void emu_mbarrier_expect(unsigned barrier, unsigned bytes);
@@ -76,5 +77,8 @@ void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, const uint
                      uint64_t a, uint64_t b, bool accumulate, int sign_a, int sign_b);
 void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, const uint32_t* a_registers,
                    uint64_t a, uint64_t b, bool accumulate);
+void emu_wgmma_fence();
+void emu_wgmma_commit();
+void emu_wgmma_wait(unsigned groups_left);
 }
 #pragma GCC visibility pop

@@ -173,6 +173,24 @@ void wgmma(void* const operands[32], unsigned) {
   }
 }
 
+// One thread's part of a wgmma: what its registers hold is seen by wgmma at once, and by the thread
+// when it has waited.
+template <class Sum>
+void start(Wgmma<Sum>& operand, EmuCollective run) {
+  Products& products = running_fiber()->products;
+  if (!products.fenced) emu_fault("wgmma: no wgmma.fence since the last wait");
+  auto registers = [&](unsigned i) { return reinterpret_cast<uint32_t*>(operand.d[i]); };
+  for (unsigned i = 0; i < operand.n / 2; ++i) {
+    auto found = products.hidden.find(registers(i));
+    if (found != products.hidden.end()) *registers(i) = found->second.bits;
+  }
+  emu_collective(kWarp, "wgmma", run, &operand);
+  for (unsigned i = 0; i < operand.n / 2; ++i) {
+    products.hidden[registers(i)] = {*registers(i), products.committed};
+    memset(registers(i), 0xff, sizeof(uint32_t));
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -201,13 +219,29 @@ void emu_wgmma_float(EmuElement element, unsigned n, float* const* d, const uint
                      uint64_t a, uint64_t b, bool accumulate, int sign_a, int sign_b) {
   unsigned warp = emu_thread->linear / 32 % 4;
   Wgmma<float> operand{n, warp, d, a_registers, a, b, accumulate, float(sign_a), float(sign_b)};
-  emu_collective(kWarp, "wgmma", element == EMU_F16 ? wgmma<F16> : wgmma<BF16>, &operand);
+  start(operand, element == EMU_F16 ? wgmma<F16> : wgmma<BF16>);
 }
 
 void emu_wgmma_int(EmuElement element, unsigned n, uint32_t* const* d, const uint32_t* a_registers,
                    uint64_t a, uint64_t b, bool accumulate) {
   unsigned warp = emu_thread->linear / 32 % 4;
   Wgmma<uint32_t> operand{n, warp, d, a_registers, a, b, accumulate, 1, 1};
-  emu_collective(kWarp, "wgmma", element == EMU_S8 ? wgmma<S8> : wgmma<U8>, &operand);
+  start(operand, element == EMU_S8 ? wgmma<S8> : wgmma<U8>);
+}
+
+void emu_wgmma_fence() { running_fiber()->products.fenced = true; }
+void emu_wgmma_commit() { ++running_fiber()->products.committed; }
+
+void emu_wgmma_wait(unsigned groups_left) {
+  Products& products = running_fiber()->products;
+  products.fenced = false;
+  for (auto sum = products.hidden.begin(); sum != products.hidden.end();) {
+    if (sum->second.group + groups_left >= products.committed) {
+      ++sum;
+      continue;
+    }
+    *sum->first = sum->second.bits;
+    sum = products.hidden.erase(sum);
+  }
 }
 }
