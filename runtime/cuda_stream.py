@@ -7,6 +7,7 @@ device is told by a later call, mostly the one that waits.
 from __future__ import annotations
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,19 +76,32 @@ class Stream:
 
     @contextmanager
     def captured(self) -> Iterator[Graph]:
-        """What is queued inside does not run: at the end it is the graph. Nothing inside may wait
-        or take memory."""
-        _call("cudaStreamBeginCapture", self.handle, _OF_THIS_THREAD)
+        """What is queued inside does not run: at the end it is the graph. Nothing inside may wait,
+        or take or free memory, as garbage does that is collected: it is left for later."""
         graph, recorded = Graph(), c_void_p()
-        try:
-            yield graph
-        except BaseException:
-            _library().cudaStreamEndCapture(self.handle, byref(recorded))
-            if recorded:
-                _library().cudaGraphDestroy(recorded)
-            raise
-        _call("cudaStreamEndCapture", self.handle, byref(recorded))
+        with _no_collection():
+            _call("cudaStreamBeginCapture", self.handle, _OF_THIS_THREAD)
+            try:
+                yield graph
+            except BaseException:
+                _library().cudaStreamEndCapture(self.handle, byref(recorded))
+                if recorded:
+                    _library().cudaGraphDestroy(recorded)
+                raise
+            _call("cudaStreamEndCapture", self.handle, byref(recorded))
         graph.instantiate(recorded)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected inside."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Graph:

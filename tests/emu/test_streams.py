@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from ctypes import byref, c_size_t, c_void_p
 
 import numpy as np
 import pytest
 from emu import fake_driver, raw
 from emu.raw import DEVICE_TO_HOST, HOST_TO_DEVICE, CudaError, Memory, Module
+
+from xpuc.runtime import cuda_stream
 
 ADD = 'extern "C" __global__ void add(float* x, const float* y) { x[0] += y[0]; }'
 
@@ -141,3 +144,23 @@ def test_what_a_capture_forbids_spoils_it(what):
     with pytest.raises(CudaError):
         raw.call("cudaStreamEndCapture", stream, byref(graph))
     raw.synchronize()
+
+
+def test_no_garbage_is_collected_during_a_capture():
+    """It may hold memory of a GPU, and to free that spoils the capture."""
+    stream, source, x = cuda_stream.Stream(), cuda_stream.pinned(4), one(3)
+    garbage: list[object] = [cuda_stream.pinned(4)]
+    garbage.append(garbage)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with stream.captured() as graph:
+            stream.to_device(x.pointer.value, source.ctypes.data, 4)
+            del garbage
+            assert [[] for _ in range(1000)]  # what a collection would come with
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+    graph.launch(stream)
+    raw.synchronize(stream.handle)
+    assert x.read()[0] == 0
