@@ -65,6 +65,16 @@ class Options:
             raise RequestError(
                 f"--block-tokens {self.block_tokens}: not known", "choose 16, 32, 64 or 128"
             )
+        self._check_together()
+        for name in self.no_fuse:
+            if name not in FUSIONS:
+                raise UnsupportedError(f"unknown fusion: {name!r}", nearest(name, FUSIONS))
+
+    def _check_together(self) -> None:
+        if self.untuned and self.db is not None:
+            raise RequestError(
+                "--untuned: uses no records, and --db names some", "leave one of the two out"
+            )
         if self.deterministic and self.target.startswith("cuda"):
             raise RequestError(
                 "--deterministic: not for cuda",
@@ -72,6 +82,3 @@ class Options:
             )
         if self.prefill_weights != "packed":
             copies.check(self.prefill_weights, self.target, self.activations)
-        for name in self.no_fuse:
-            if name not in FUSIONS:
-                raise UnsupportedError(f"unknown fusion: {name!r}", nearest(name, FUSIONS))

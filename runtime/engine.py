@@ -123,9 +123,11 @@ class Engine(StepEngine):
     ) -> Iterator[tuple[int, Floats]]:
         """(position, logits (n_vocab,) of what follows it) for each of `ids`; see `score`."""
         check_ids(ids, self.model.n_vocab, "the text")
-        if not 0 < len(ids) <= self.max_tokens:
+        if not len(ids):
+            raise RequestError("the text is empty", "give at least one token")
+        if len(ids) > self.max_tokens:
             raise RequestError(
-                f"the text has {len(ids)} tokens; the context holds 1 to {self.max_tokens}",
+                f"the text has {len(ids)} tokens; the context holds {self.max_tokens}",
                 "cut it, or load or compile with a larger context (--ctx)",
             )
         return self._teacher_forced(ids, chunk)

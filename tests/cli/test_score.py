@@ -52,7 +52,7 @@ def test_for_people(artifact, engine):
         ('[1, "2"]', "stdin: holds no list of token ids"),
         ("[1, true]", "stdin: holds no list of token ids"),
         ("[1, 97]", "97"),
-        ("[]", "0 tokens"),
+        ("[]", "the text is empty"),
     ],
 )
 def test_ids_that_are_none(artifact, engine, text, message):

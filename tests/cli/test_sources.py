@@ -10,6 +10,7 @@ from tiny_models import write_tiny
 
 from xpuc.artifact import Synthetic
 from xpuc.cli import sources
+from xpuc.errors import FileError
 
 
 @pytest.fixture
@@ -84,6 +85,25 @@ def test_another_version_or_machine_is_compiled_for_anew(model, compiled, monkey
     monkeypatch.setattr(where, new)
     assert sources.artifact(model) != usual
     assert len(compiled) == 2
+
+
+def test_what_a_killed_compilation_has_left_is_cleared_away(model, compiled, tmp_path):
+    kept = sources.artifact(model)
+    left = kept.with_name(f".{kept.name}.abc") / "artifact"
+    left.mkdir(parents=True)
+    assert sources.artifact(model) == kept
+    assert not left.parent.exists()
+
+
+def test_whether_a_file_can_be_written_makes_none(tmp_path):
+    sources.require_writable(tmp_path / "new" / "folder" / "file")
+    (tmp_path / "there").write_text("kept")
+    sources.require_writable(tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_text() == "kept"
+    for path in (tmp_path, tmp_path / "there" / "x" / "y"):
+        with pytest.raises(FileError, match="cannot be written"):
+            sources.require_writable(path)
 
 
 def test_a_compilation_that_fails_leaves_nothing_behind(model, compiled, monkeypatch):

@@ -303,6 +303,29 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "m.gguf") in error
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--cpu znver3", "--cpu: {of} is an artifact, which has one"),
+        ("--report /dev/null/x", "/dev/null/x: cannot be written (Not a directory)"),
+    ],
+)
+def test_what_an_artifact_and_its_report_cannot_have(
+    tmp_path: Path, options: str, what: str
+) -> None:
+    of = artifact(tmp_path / "m.xpuc", LINEAR)
+    error, _ = refused(of, *options.split(), "--db", tmp_path / "db")
+    assert error == f"error: {what.format(of=of)}"
+    assert not (tmp_path / "db").exists()
+
+
+def test_a_bundle_is_for_a_gpu(tmp_path: Path) -> None:
+    of = artifact(tmp_path / "m.xpuc", LINEAR)
+    error, hint = refused(of, "--export", tmp_path / "b.zip", "--db", tmp_path / "db")
+    assert error == f"error: {of}: is for llvm, and a bundle is for a GPU"
+    assert hint == "hint: give its checkpoint"
+
+
 def test_a_kernel_that_there_is_none_of(tmp_path: Path) -> None:
     of = artifact(tmp_path / "m.xpuc", LINEAR)
     error, hint = refused(of, "--kernel", "conv*", "--db", tmp_path / "db")

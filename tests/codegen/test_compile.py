@@ -79,6 +79,7 @@ def without_llvm(monkeypatch):
         ({"activations": "int4"}, "--activations int4: not known"),
         ({"kv": "q8"}, "--kv q8: not known"),
         ({"target": "cuda", "deterministic": True}, "--deterministic: not for cuda"),
+        ({"untuned": True, "db": Path("db")}, "--untuned: uses no records, and --db names some"),
         ({"ctx": -1}, "--ctx -1: out of range"),
         ({"ctx": (1 << 20) + 1}, "--ctx 1048577: out of range"),
         ({"max_batch": 0}, "--max-batch 0: out of range"),

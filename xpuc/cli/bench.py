@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import bench_engine, engine_options, quantities, shared_options, sources
+from xpuc.cli import (
+    bench_engine,
+    engine_options,
+    parameter_types,
+    quantities,
+    shared_options,
+    sources,
+)
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ _OF_THE_MODEL = (
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.argument("model", type=parameter_types.PATH, metavar="ARTIFACT|MODEL")
 @click.option(
     "-p",
     "--n-prompt",
@@ -110,7 +117,7 @@ _OF_THE_MODEL = (
 @click.option(
     "--model",
     "peer_model",
-    type=click.Path(path_type=Path),
+    type=parameter_types.PATH,
     metavar="FILE.gguf",
     help="With --vs: the checkpoint for the peer, which the artifact was compiled from.",
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xpuc.cli import quantities
+from xpuc.cli.parameter_types import Number
 from xpuc.errors import RequestError
 from xpuc.runtime.chunks import BUDGET_MS
 
@@ -25,28 +26,15 @@ if TYPE_CHECKING:
 ROUNDS = 1  # unless -r says otherwise
 
 
-class _Positive(click.FloatRange):
-    """A number above 0, at most `high`; `nan` is none."""
-
-    def __init__(self, high: float) -> None:
-        super().__init__(min=0, max=high, min_open=True)
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
-
-
 _OPTIONS = (
     ("--requests", "n_requests", click.IntRange(1, 100_000), 100, "N", "Requests of the load."),
-    ("--rate", "rate", _Positive(math.inf), 4.0, "R",
+    ("--rate", "rate", Number(0, math.inf, min_open=True), 4.0, "R",
      "How many of them come a second, at random; inf: all at once."),
     ("--seed", "seed", click.IntRange(0), 1, "N", "What the load is drawn from."),
     ("--stall-prompt", "stall_prompt", click.IntRange(2), 4096, "N",
      "Tokens of the prompt that comes into a stream."),
     ("--prefix", "prefix", click.IntRange(1), 1024, "N", "Tokens that prompts share."),
-    ("--chunk-budget-ms", "budget_ms", _Positive(1e6), BUDGET_MS, "MS",
+    ("--chunk-budget-ms", "budget_ms", Number(0, 1e6, min_open=True), BUDGET_MS, "MS",
      "How long a prompt may keep a stream waiting."),
 )  # fmt: skip
 _PARTS = ("overhead", "load", "stall", "reuse")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, shared_options, sources
+from xpuc.cli import parameter_types, quantities, shared_options, sources
 from xpuc.cli.inspect_artifact import prefill_weights
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=parameter_types.PATH)
 @shared_options.machine
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=parameter_types.PATH,
     metavar="OUT",
     help="Where the artifact goes. Default: MODEL with .xpuc in place of its suffix.",
 )
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dump-ir",
-    type=click.Path(path_type=Path),
+    type=parameter_types.PATH,
     metavar="DIR",
     help="Write the graph after each pass, numbered; xpuc opt replays a pass.",
 )

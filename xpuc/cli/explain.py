@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, shared_options, sources
+from xpuc.cli import parameter_types, quantities, shared_options, sources
 from xpuc.cli.inspect_artifact import fusion, prefill_weights
 from xpuc.errors import RequestError, XpucError
 
@@ -23,7 +23,7 @@ GPUS = ("A100", "H100", "H200")
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", type=parameter_types.PATH)
 @click.option(
     "--kernel", metavar="GLOB", help="Only operations so named, such as 'linear *' or '*Q4_K*'."
 )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from xpuc.cli import inspect_artifact, inspect_gguf, shared_options, sources
+from xpuc.cli import inspect_artifact, inspect_gguf, parameter_types, shared_options, sources
 from xpuc.errors import RequestError
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE|ARTIFACT")
+@click.argument("file", type=parameter_types.PATH, metavar="FILE|ARTIFACT")
 @click.option("--verify", is_flag=True, help="Of an artifact: compare every byte with the digests.")
 @shared_options.as_json
 def command(file: Path, verify: bool, as_json: bool) -> None:

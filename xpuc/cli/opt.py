@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from xpuc.cli import sources
+from xpuc.cli import parameter_types, sources
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=parameter_types.PATH)
 @click.option(
     "--pass",
     "names",
@@ -20,13 +20,15 @@ from xpuc.cli import sources
     help="The pass to run; may be repeated.",
 )
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Where the graph goes. Default: stdout."
+    "-o", "--out", type=parameter_types.PATH, help="Where the graph goes. Default: stdout."
 )
 def command(file: Path, names: tuple[str, ...], out: Path | None) -> None:
     """Run passes on a dumped graph.
 
     FILE is one that xpuc compile --dump-ir wrote; the graph after the passes is printed.
     """
+    if out is not None:
+        sources.require_writable(out)
     text = sources.decoded(sources.require(file, "a dumped graph").read_bytes(), str(file))
     from xpuc.ir.text import parse, to_text
     from xpuc.passes import named

@@ -15,6 +15,7 @@ from xpuc import interrupts
 from xpuc.cli import (
     engine_options,
     failures,
+    parameter_types,
     quantities,
     sampling,
     shared_options,
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.argument("model", type=parameter_types.PATH, metavar="ARTIFACT|MODEL")
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file; - is stdin."
+    "-f", "--file", type=parameter_types.PATH, help="Read the prompt from a file; - is stdin."
 )
 @click.option(
     "--chat/--raw",

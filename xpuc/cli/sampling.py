@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from xpuc.cli import sources
+from xpuc.cli import parameter_types, sources
 from xpuc.errors import RequestError
 from xpuc.runtime.sampling_params import DEFAULT_ORDER, SamplingParams
 
@@ -66,11 +65,11 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--ignore-eos", is_flag=True, help="Never choose an end of the answer."),
         click.option("--stop", multiple=True, metavar="TEXT",
                      help="Stop before this text; may be repeated."),
-        click.option("--json-schema", type=click.Path(path_type=Path), metavar="FILE",
+        click.option("--json-schema", type=parameter_types.PATH, metavar="FILE",
                      help="The answer is JSON of this schema; - is stdin."),
         click.option("--regex", metavar="REGEX",
                      help="The answer matches this, whole, in the syntax of Rust."),
-        click.option("--grammar", type=click.Path(path_type=Path), metavar="FILE",
+        click.option("--grammar", type=parameter_types.PATH, metavar="FILE",
                      help="The answer follows this grammar, Lark or GBNF; - is stdin."),
     ]  # fmt: skip
     for decorator in reversed(decorators):

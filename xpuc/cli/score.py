@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, shared_options, sources
+from xpuc.cli import parameter_types, quantities, shared_options, sources
 from xpuc.errors import FileError, RequestError
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.argument("model", type=parameter_types.PATH, metavar="ARTIFACT|MODEL")
 @click.option(
     "--ids",
-    type=click.Path(path_type=Path),
+    type=parameter_types.PATH,
     metavar="FILE.json",
     help="Token ids: [1, 2, ...], or what xpuc tokenize --json prints; - is stdin.",
 )
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path), metavar="TEXT", help="A text file; - is stdin."
+    "-f", "--file", type=parameter_types.PATH, metavar="TEXT", help="A text file; - is stdin."
 )
 @click.option(
     "--top",

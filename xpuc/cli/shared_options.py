@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
+
+from xpuc.cli import parameter_types
 
 Command = Callable[..., Any]
 
@@ -41,7 +42,7 @@ _machine = (
     ),
     click.option(
         "--db",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=parameter_types.FOLDER,
         metavar="DIR",
         help="Folder of tuned records. Default: ~/.config/xpuc/tune_db.",
     ),

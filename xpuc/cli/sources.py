@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +29,22 @@ def require(path: Path, what: str = "a MODEL or ARTIFACT") -> Path:
     if not path.exists():
         raise FileError(f"{path}: not found", f"give the path of {what}")
     return path
+
+
+def require_writable(path: Path) -> None:
+    """FileError if no file can be written there, or its folder be made: asked before the work
+    whose result goes there."""
+    there = next(each for each in path.absolute().parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise FileError(
+            f"{path}: cannot be written ({error.strerror})",
+            "name a file in a folder that can be written",
+        ) from None
 
 
 def artifact(path: Path, ctx: int | None = None) -> Path:
@@ -62,6 +81,9 @@ def _cached(path: Path, ctx: int | None) -> Path:
     destination = cache_dir() / f"{path.stem}-{_key(model.digest(), wanted)}.xpuc"
     destination.parent.mkdir(parents=True, exist_ok=True)
     with _lock(destination.with_suffix(".lock"), path):
+        for each in destination.parent.iterdir():
+            if each.name.startswith(f".{destination.name}."):  # of a compilation that was killed
+                shutil.rmtree(each, ignore_errors=True)
         if not destination.exists():
             _compile(path, destination, wanted)
     return destination

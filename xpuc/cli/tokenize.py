@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xpuc.cli import quantities, sources
+from xpuc.cli import parameter_types, quantities, sources
 from xpuc.errors import RequestError
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="ARTIFACT|MODEL")
+@click.argument("model", type=parameter_types.PATH, metavar="ARTIFACT|MODEL")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text; else it is read from stdin.")
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help="Read the text from a file; - is stdin."
+    "-f", "--file", type=parameter_types.PATH, help="Read the text from a file; - is stdin."
 )
 @click.option(
     "--bos/--no-bos",

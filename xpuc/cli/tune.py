@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xpuc.cli import quantities, shared_options, sources
+from xpuc.cli import parameter_types, quantities, shared_options, sources
 from xpuc.errors import RequestError, UnsupportedError, XpucError, nearest
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ _KINDS = ("llvm", "cuda")
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL|ARTIFACT", required=False)
+@click.argument("model", type=parameter_types.PATH, metavar="MODEL|ARTIFACT", required=False)
 @shared_options.machine
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0.1),
+    type=parameter_types.Number(min=0.1),
     metavar="M",
     help=f"Stop after so many. Default: {DEFAULT_MINUTES:.0f}, if --trials is not given.",
 )
@@ -62,32 +62,32 @@ _KINDS = ("llvm", "cuda")
 )
 @click.option(
     "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=parameter_types.FILE,
     metavar="FILE",
     help="Where the HTML report goes. Default: tune-report.html in the folder of the records.",
 )
 @click.option(
     "--export",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=parameter_types.FILE,
     metavar="BUNDLE",
     help="Of a GPU: compile the candidates into one file, for a machine without a compiler.",
 )
 @click.option(
     "--replay",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=parameter_types.FILE,
     metavar="BUNDLE",
     help="Measure a bundle on the GPU of this machine; no MODEL.",
 )
 @click.option(
     "--results",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=parameter_types.FILE,
     metavar="FILE",
     help="Of --replay: what it finds. Default: BUNDLE with .jsonl in place of its suffix.",
 )
 @click.option(
     "--import",
     "imported",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=parameter_types.FILE,
     metavar="RESULTS",
     help="Make records of what a replay has found; no MODEL.",
 )
@@ -115,6 +115,8 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     kind = (options["target"].split() or [""])[0]
     if kind not in _KINDS:
         raise UnsupportedError(f"--target {kind}: cannot be tuned for", nearest(kind, _KINDS))
+    if options["key"] and not options["tracker"]:
+        raise RequestError("--key needs --tracker", "add --tracker HOST:PORT, or leave --key out")
     if tune_gpu.is_meant(model, options):
         if options["tracker"]:
             _need_extra()
@@ -124,10 +126,16 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     if model is None:
         raise RequestError("xpuc tune: no MODEL or ARTIFACT", "give the path of one")
     sources.require(model)
+    if options["cpu"] and sources.is_artifact(model):
+        raise RequestError(
+            f"--cpu: {model} is an artifact, which has one", "leave it out, or give the MODEL"
+        )
     _need_extra()
     from xpuc import tune_db
 
     folder = options["db"] or tune_db.user_folder()
+    page = options["report"] or folder / "tune-report.html"
+    sources.require_writable(page)
     with tempfile.TemporaryDirectory(prefix="xpuc-tune-") as scratch, _progress() as watch:
         findings, subject = _tuned(model, folder, Path(scratch), watch, options)
         watch.say("measuring the model")
@@ -138,7 +146,6 @@ def command(model: Path | None, as_json: bool, **options: Any) -> None:
     findings.notes = dict(findings.notes) | {"next": _next(subject, options["db"])}
     from xpuc.tuning import report
 
-    page = options["report"] or folder / "tune-report.html"
     report.write(findings, page)
     if as_json:
         click.echo(json.dumps(_facts(findings, page), indent=1))

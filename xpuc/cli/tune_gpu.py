@@ -118,10 +118,16 @@ def _exported(model: Path, path: Path, options: Facts, watch: Any) -> Facts:
     from xpuc.tuning.tasks import subject
 
     sources.require(model)
+    sources.require_writable(path)
     watch.say("reading the model")
     folder = options["db"] or tune_db.user_folder()
     target = _target(options["target"])
     found = subject(model, options["kernel"], Options(target=target, db=folder))
+    if found.target.facts.kind != "cuda":
+        raise RequestError(
+            f"{model}: is for {found.target.facts.kind}, and a bundle is for a GPU",
+            "give its checkpoint",
+        )
     if len(found.target.archs) != 1:
         raise RequestError(
             f"{model}: for {', '.join(found.target.archs)}; tuning is for one architecture",
@@ -142,14 +148,14 @@ def _target(wanted: str) -> str:
     """The target with one architecture: the one named, else this machine's GPU's, else H200's."""
     from xpuc.codegen.target import resolve
 
-    if wanted.split() != ["cuda"]:
-        machine = resolve(wanted)
-        if len(machine.archs) > 1:
-            raise RequestError(
-                f"--target {wanted}: several architectures, and a card has one",
-                f"tune for each of its own, such as --target 'cuda -arch={_NEWEST}'",
-            )
-        return wanted if machine.archs else "cuda"
+    archs = () if wanted.split() == ["cuda"] else resolve(wanted).archs
+    if len(archs) > 1:
+        raise RequestError(
+            f"--target {wanted}: several architectures, and a card has one",
+            f"tune for each of its own, such as --target 'cuda -arch={_NEWEST}'",
+        )
+    if archs:
+        return wanted
     from xpuc.runtime.nvidia import first_gpu
     from xpuc.runtime.places import own_arch
 
