@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from xpuc.tuning.session import Budget, Session, Status
 from xpuc.tuning.shares import saved
 from xpuc.tuning.speed import n_of_other_records
 from xpuc.tuning.tasks import Task
-from xpuc.tuning.trials import KEPT, MEASURED, NOTHING, REFUSED, WRONG
+from xpuc.tuning.trials import KEPT, MEASURED, NOTHING, REFUSED, WRONG, Trial
 
 
 @pytest.fixture
@@ -381,3 +382,14 @@ def test_half_of_the_seconds_are_left_for_the_search(
     found = session.run().results
     assert sorted(bool(result.baseline) for result in found) == [False, True, True]
     assert [result.reason for result in found if result.baseline] == [KEPT, KEPT]
+
+
+def test_what_goes_wrong_in_a_boards_thread_ends_the_session_and_is_told(tuner: Tuner) -> None:
+    session = tuner.session(Machine(faster), *[task(rows) for rows in (16, 32)])
+
+    def full(trial: Trial) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "trials/llvm.jsonl")
+
+    session.log.append = full  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="No space left"):
+        session.run()

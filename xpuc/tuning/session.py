@@ -93,7 +93,7 @@ class Session:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # the queue, or who is at work
         self._stopped = threading.Event()
-        self._failure: XpucError | None = None
+        self._failure: Exception | None = None
         self._losses: Counter[str] = Counter()
         self._queue: list[Task] = []
         self._roofs: list[Roofs] = []
@@ -190,6 +190,9 @@ class Session:
                 if place is None:  # this machine cannot measure at all
                     self._failure = error
                     self.stop()
+            except Exception as error:  # a full disk, or a fault of ours: it ends the session
+                self._failure = error
+                self.stop()
             else:
                 with self._lock:
                     self._done += 1
