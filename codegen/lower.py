@@ -74,7 +74,7 @@ class Lowered:
             if self._schedule(site) is self._schedule(common):
                 site = common
         arch = "" if site.target == plan.target else site.target.cpu
-        label = json.dumps([arch, site.facts()], sort_keys=True)
+        label = json.dumps([arch, _of_any_rows(site.facts())], sort_keys=True)
         if label not in self.operations:
             choice = pick(site, plan.schedules, plan.db, deterministic=plan.deterministic)
             self.operations[label] = Operation.at(site, choice, arch)
@@ -85,6 +85,18 @@ class Lowered:
 
     def finish(self) -> IRModule:
         return self.builder.finalize()
+
+
+def _of_any_rows(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a site but for whose rows they are, those of the step or the wanted ones: its
+    kernels are the same."""
+
+    def unnamed(types: Any) -> Any:
+        if isinstance(types, list):
+            return [unnamed(each) for each in types]
+        return "n" if types == "m" else types
+
+    return facts | {name: unnamed(facts[name]) for name in ("operands", "result")}
 
 
 class _Entry:

@@ -16,6 +16,7 @@ from xpuc.passes import (
     fuse_quantize,
     fuse_rope_kv,
     fuse_tail,
+    hoist_take_rows,
     quantize_activations,
 )
 from xpuc.passes.rewrite import Report, Visit, rewrite
@@ -33,6 +34,8 @@ class Pass:
 
 
 PIPELINE: tuple[Pass, ...] = (
+    # First, as it knows the operations of the paper only.
+    Pass("hoist_take_rows", hoist_take_rows.visit),
     Pass("fuse_gate_up", fuse_gate_up.visit),
     Pass("fuse_qkv", fuse_qkv.visit),
     Pass("fuse_rope_kv", fuse_rope_kv.visit),

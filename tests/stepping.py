@@ -44,22 +44,27 @@ class Stepper:
         for sequence in self.sequences:
             assert self.kv.borrow(sequence, sequence.n_prompt), "the pools are too small"
 
-    def step(self, counts: Mapping[int, int]) -> str:
-        """One call that reads the next `counts[i]` tokens of each text i; what kind it was."""
+    def step(self, counts: Mapping[int, int], *, every_row: bool = True) -> str:
+        """One call that reads the next `counts[i]` tokens of each text i; what kind it was.
+
+        Without `every_row` only the last row of each is asked for.
+        """
         spans = []
         for i, count in counts.items():
             start = self.done[i]
             assert start + count <= len(self.texts[i]), "the text is not that long"
             self.sequences[i].tokens = list(self.texts[i][: start + count])
             spans.append(Span(self.sequences[i], start, count))
-        self.batch.fill(spans, every_row=True)
+        self.batch.fill(spans, every_row=every_row)
         rows = self.model.run(self.batch, tail=self.tail)
-        assert len(rows) == sum(counts.values())
+        wanted = counts if every_row else dict.fromkeys(counts, 1)
+        assert len(rows) == sum(wanted.values())
         first = 0
         for i, count in counts.items():
-            self.logits[i][self.done[i] : self.done[i] + count] = rows[first : first + count]
-            first += count
             self.done[i] += count
+            n = wanted[i]
+            self.logits[i][self.done[i] - n : self.done[i]] = rows[first : first + n]
+            first += n
             self.kv.slide(self.sequences[i], self.done[i])
             assert self.kv.grow(self.sequences[i], len(self.texts[i]), [])
         return self.batch.kind

@@ -53,3 +53,14 @@ def test_a_layer_takes_eight_launches_of_a_gpu(name: str, tiny_model: Callable[.
     one, two = (launches(tiny_model(name, layers=layers, weights="Q4_0")) for layers in (1, 2))
     assert sum(two.values()) - sum(one.values()) == 8
     assert one["zeros"] == two["zeros"] == 1
+
+
+@pytest.mark.slow
+def test_what_the_last_layer_does_for_wanted_rows_is_no_other_operation(
+    tiny_model: Callable[..., Path],
+) -> None:
+    options = Options(ctx=64, max_batch=1, untuned=True)
+    found, _ = operations(tiny_model("llama", layers=3, weights="Q8_0"), options)
+    uses = {o["name"]: o["uses"].get("prefill") for o in found}
+    assert len(uses) == len(found)
+    assert [n for name, n in uses.items() if name.startswith("gate_up") and n] == [3]

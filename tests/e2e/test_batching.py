@@ -81,6 +81,20 @@ def test_the_same_logits_however_a_text_is_read(build, name, tiny_model, loaded,
     check(build, every_way(model, TEXTS), record_property)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_rows_that_alone_are_wanted_are_the_same(name, tiny_model, loaded):
+    """Behind the last layer's attention a call with a chunk goes on with them only."""
+    model = loaded(tiny_model(name, weights="Q8_0"), **SMALL, **BUILDS["int8"])
+    stepper = Stepper(model, TEXTS)
+    while left := list(stepper.left()):
+        counts = {i: min(20, len(TEXTS[i]) - stepper.done[i]) for i in left}
+        stepper.step(counts, every_row=False)
+    for text, given in zip(TEXTS, stepper.logits, strict=True):
+        ends = sorted({*range(19, len(text), 20), len(text) - 1})
+        assert np.flatnonzero(np.isfinite(given).all(axis=1)).tolist() == ends
+        np.testing.assert_array_equal(given[ends], row_by_row(model, text)[ends])
+
+
 def test_requests_served_together_get_the_answers_they_get_alone(tiny_model, loaded):
     """Through the engine, whose steps mix prompts that are read with answers that are written."""
     model = loaded(tiny_model("llama", weights="Q8_0"), **SMALL, **BUILDS["int8"])
