@@ -121,7 +121,10 @@ class Engine(StepEngine):
     def teacher_forced(
         self, ids: Many[int], *, chunk: int | None = None
     ) -> Iterator[tuple[int, Floats]]:
-        """(position, logits (n_vocab,) of what follows it) for each of `ids`; see `score`."""
+        """(position, logits (n_vocab,) of what follows it) for each of `ids`; see `score`.
+
+        RequestError where other steps are made before it is read to its end.
+        """
         check_ids(ids, self.model.n_vocab, "the text")
         if not len(ids):
             raise RequestError("the text is empty", "give at least one token")
@@ -173,7 +176,11 @@ class Engine(StepEngine):
         mailbox = self._mailboxes[generation.id]
         while True:
             while not mailbox:
-                self._advance()
+                if not (self._advance() or mailbox):
+                    raise RequestError(
+                        "no request can go on: all K/V is lent to a text that is being scored",
+                        "read what teacher_forced gives to its end, or close it, before",
+                    )
             event = mailbox.popleft()
             yield event
             if event.result is not None:
@@ -196,8 +203,21 @@ class Engine(StepEngine):
             self._disown(generation)
 
     def _teacher_forced(self, ids: Many[int], chunk: int | None) -> Iterator[tuple[int, Floats]]:
+        self._n_read += 1
+        made = self._steps_made
         with borrowed(self.kv, ids) as sequence:
-            yield from teacher_forced(self.model, self._batch, self.kv, sequence, chunk)
+            for row in teacher_forced(self.model, self._batch, self.kv, sequence, chunk):
+                if self._steps_made != made:
+                    raise RequestError(
+                        "the model has made other steps since this text was begun",
+                        "read what teacher_forced gives to its end before anything else is asked",
+                    )
+                yield row
+
+    @property
+    def _steps_made(self) -> tuple[int, int]:
+        """What changes when a step may have overwritten the results of one before it."""
+        return self.scheduler.counters.n_steps, self._n_read
 
 
 def load(

@@ -128,6 +128,7 @@ class StepEngine:
         self._mailboxes: dict[int, deque[Event]] = {}
         self._undelivered: list[Event] = []
         self._ahead: Step | None = None  # queued, and its turn is next
+        self._n_read = 0  # texts that were begun to be read by `Engine.teacher_forced`
         # Asked when a request's logits are no numbers; its answer goes into the request's error. It
         # may run the model.
         self.on_bad_logits: Callable[[Sequence], str] | None = None
@@ -219,7 +220,8 @@ class StepEngine:
         ids = range(request.id, request.id + request.params.n)
         return [self._live[id_] for id_ in ids if id_ in self._live]
 
-    def _advance(self) -> None:
+    def _advance(self) -> bool:
+        """One step, if there is one to make."""
         self._end_cancelled()
         while self._backlog and self.scheduler.n_queue_free > 0:
             self.scheduler.add(self._backlog.popleft().sequence)
@@ -229,12 +231,13 @@ class StepEngine:
         else:
             plan = self.scheduler.plan()
             if not plan.spans:
-                return
+                return False
             step = self._step(plan)
             for each in step.generations:
                 each.begin_step()
         self._carry_out(step)
         self._drop_ahead()
+        return True
 
     def _end_cancelled(self) -> None:
         while self._cancelled:

@@ -45,3 +45,25 @@ def test_scoring_needs_free_blocks() -> None:
         engine.score([1] * 33)
     with pytest.raises(RequestError, match="token 97 at place 1 is not in the vocabulary"):
         engine.score([1, 97])
+
+
+def test_a_request_does_not_wait_for_ever_for_k_v_that_is_lent() -> None:
+    engine = Engine(FakeModel(n_blocks=8))
+    rows = engine.teacher_forced([1] * 30)
+    next(rows)
+    with pytest.raises(RequestError, match="all K/V is lent to a text"):
+        engine.generate([1, 2], max_tokens=1)
+    rows.close()  # type: ignore[attr-defined]
+    assert not engine.has_work
+    assert engine.generate([1, 2], max_tokens=1).error is None
+
+
+def test_rows_that_other_steps_may_have_overwritten_are_not_given() -> None:
+    engine = Engine(FakeModel())
+    for other in (lambda: engine.generate([1], max_tokens=1), lambda: engine.score([1, 2])):
+        rows = engine.teacher_forced(list(range(20)))
+        assert next(rows)[0] == 0
+        other()
+        with pytest.raises(RequestError, match="made other steps since"):
+            next(rows)
+        assert engine.kv.n_used == 0
