@@ -53,10 +53,6 @@ class PromptReader:
         self._n_vocab = n_vocab
         self._chat_template = chat_template
 
-    @property
-    def has_chat(self) -> bool:
-        return self._chat_template is not None
-
     def codec(self, purpose: str) -> Codec:
         """The tokenizer, or a refusal that says what it was wanted for."""
         if self._codec is None:

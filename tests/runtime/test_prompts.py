@@ -37,7 +37,6 @@ def test_a_template_that_writes_the_first_token_gets_it_once() -> None:
 def test_a_template_is_given_what_it_asks_for() -> None:
     template = "{{ bos_token }}|{{ messages[0].role }}|{{ add_generation_prompt }}|{{ eos_token }}"
     reader = PromptReader(BosCodec(), n_vocab=97, chat_template=template)
-    assert reader.has_chat
     assert reader.render(CHAT) == "b|user|True|"
 
 
