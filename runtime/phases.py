@@ -24,13 +24,18 @@ class StepRecord:
     admission_ns  deciding who comes in, prefixes found and blocks of the store read included
     reserve_ns    giving running sequences the blocks of their next tokens
     model_ns      the model's call, and before it copying K/V and filling the batch
+    fill_ns       of that, filling the batch: the host's part
+    issue_ns      then queueing the call, with what it uploads; all of it where nothing may follow
+    wait_ns       then waiting for the result of a call that is queued: the device's part that the
+                  host does not hide
     total_ns      from the plan to the last token delivered: what a stream waits for its next one
     draft_ns      looking up what may come next
     n_rows        decode_tokens + n_drafted + prefill_tokens
     n_drafted     tokens computed that may come next; n_accepted: those that did
     n_admitted    newcomers; n_resumed: preempted sequences that run again
     n_ahead       1 if it was queued before the step before it was read. Then its times begin at the
-                  end of that step, model_ns is the wait for its result, and it is not taught
+                  end of that step, model_ns is the wait for its result (fill_ns and issue_ns were
+                  spent before), and it is not taught
     n_dropped     rows of it that were for nobody, because the step before it ended them
     n_small       1 if the chunk budget left a waiting prompt fewer tokens than the least chunk
     n_queue       sequences that wait, preempted ones included, after the plan
@@ -42,6 +47,9 @@ class StepRecord:
     reserve_ns: int = 0
     draft_ns: int = 0
     model_ns: int = 0
+    fill_ns: int = 0
+    issue_ns: int = 0
+    wait_ns: int = 0
     total_ns: int = 0
     n_rows: int = 0
     decode_tokens: int = 0
@@ -62,9 +70,9 @@ class StepRecord:
 
 
 _SUMMED = (
-    "admission_ns", "reserve_ns", "draft_ns", "model_ns", "total_ns", "n_rows", "decode_tokens",
-    "prefill_tokens", "n_drafted", "n_accepted", "n_preempted", "n_admitted", "n_resumed",
-    "n_small", "n_ahead", "n_dropped", "n_copies",
+    "admission_ns", "reserve_ns", "draft_ns", "model_ns", "fill_ns", "issue_ns", "wait_ns",
+    "total_ns", "n_rows", "decode_tokens", "prefill_tokens", "n_drafted", "n_accepted",
+    "n_preempted", "n_admitted", "n_resumed", "n_small", "n_ahead", "n_dropped", "n_copies",
 )  # fmt: skip
 
 

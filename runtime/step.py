@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from xpuc.artifact import Tail
 from xpuc.runtime.batch import Batch, Ticket
@@ -25,6 +27,18 @@ class Step:
     wanted: list[tuple[Generation, Span]]
     tail: Tail
     ticket: Ticket | None = None
+
+    def issue(
+        self, batch: Batch, call: Callable[..., Any], *, n_unknown: int = 0, **options: Any
+    ) -> Any:
+        """Fill the batch and make a `call` of the model; what it gives. See `describe`."""
+        start = time.perf_counter_ns()
+        self.describe(batch, n_unknown=n_unknown)
+        filled = time.perf_counter_ns()
+        given = call(batch, tail=self.tail, **options)
+        record = self.plan.record
+        record.fill_ns, record.issue_ns = filled - start, time.perf_counter_ns() - filled
+        return given
 
     def describe(self, batch: Batch, *, n_unknown: int = 0) -> None:
         """Fill the batch; the last `n_unknown` tokens of each sequence are still to be chosen."""

@@ -285,19 +285,21 @@ class StepEngine:
     def _rows_of(self, step: Step) -> Any:
         """The result of a step; where it may be, the next one is queued before it is waited for."""
         if step.ticket is None:
-            for copy in step.plan.copies:
-                self.model.copy_block(*copy)
-            step.describe(self._batch)
+            for each in step.plan.copies:
+                self.model.copy_block(*each)
             if not self._may_be_followed(step):
-                rows = self.model.run(self._batch, tail=step.tail)
+                rows = step.issue(self._batch, self.model.run)
                 self.scheduler.complete(step.plan)
                 return rows
-            step.ticket = self.model.submit(self._batch, tail=step.tail)
+            step.ticket = step.issue(self._batch, self.model.submit)
         # What is asked of the model from now on it does after this step.
         self.scheduler.complete(step.plan)
         if self._may_be_followed(step):
             self._ahead = self._queued_after(step)
-        return self.model.collect(step.ticket)
+        start = time.perf_counter_ns()
+        rows = self.model.collect(step.ticket)
+        step.plan.record.wait_ns = time.perf_counter_ns() - start
+        return rows
 
     def _may_be_followed(self, step: Step) -> bool:
         """Whether what comes after a step may be known but for the tokens, which it gives."""
@@ -316,8 +318,9 @@ class StepEngine:
             if plan is None:
                 return None
             ahead = self._step(plan)
-            ahead.describe(self._batch, n_unknown=1)
-            ahead.ticket = self.model.submit(self._batch, tail=ahead.tail, follows=step.ticket)
+            ahead.ticket = ahead.issue(
+                self._batch, self.model.submit, n_unknown=1, follows=step.ticket
+            )
             return ahead
         finally:
             for sequence in sequences:

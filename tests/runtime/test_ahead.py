@@ -292,3 +292,20 @@ def test_any_mix_gives_what_plain_steps_give(
         assert found.ids[:n] == expected.ids[:n]
         if "cancelled" not in (expected.finish_reason, found.finish_reason):
             assert (found.ids, found.finish_reason) == (expected.ids, expected.finish_reason)
+
+
+def test_a_record_says_what_of_a_step_is_the_hosts_and_what_the_devices() -> None:
+    records: list[StepRecord] = []
+    engine_of(records=records).generate(PROMPTS[0], **GREEDY, max_tokens=8)
+    assert sum(record.n_ahead for record in records) > 3
+    for record in records:
+        assert min(record.fill_ns, record.issue_ns) > 0
+        if record.n_ahead:
+            assert 0 < record.wait_ns <= record.model_ns
+        else:
+            spent = record.fill_ns + record.issue_ns + record.wait_ns
+            assert spent <= record.model_ns
+    assert records[0].wait_ns > 0, "of the prompt, which others may follow"
+    records.clear()
+    engine_of(records=records, modes=MODES).generate(PROMPTS[0], **GREEDY, max_tokens=3)
+    assert all(record.issue_ns > 0 == record.wait_ns for record in records)
