@@ -1,7 +1,9 @@
 """The tokens still in play while a chain of samplers narrows them down.
 
-Where few are looked for (FEW) no array is made for a token. Where there are more numpy makes some:
-views of parts, the places of logits above a bound and their order, copies to partition.
+The likeliest few (FEW) are lists of Python's numbers, as long as nothing but what they need is done
+with them: a call of numpy's takes longer than all of them. Where few are looked for no array is
+made for a token. Where there are more numpy makes some: views of parts, the places of logits above
+a bound and their order, copies to partition.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Many
+from itertools import accumulate
 from operator import neg
 
 import numpy as np
@@ -22,7 +25,8 @@ Doubles = npt.NDArray[np.float64]
 Indexes = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
-_GROUP, _N_GROUPS = 512, 128  # most logits of a group; least groups
+_N_GROUPS = 512  # at most
+_N_FOLDED = 256  # arrays of logits that are known, at most
 
 
 class Candidates:
@@ -47,30 +51,45 @@ class Candidates:
         self._single, self._total = np.empty(1, np.float32), np.empty(1, np.float64)
         self._is_in = bytearray(n_vocab)
         self._mask = np.frombuffer(self._is_in, np.bool_)
-        group = max(1, min(_GROUP, n_vocab // _N_GROUPS))
-        self._groups = np.arange(0, n_vocab, group)
-        self._maxima = Scratch(len(self._groups), "float32")
+        # A group is every _n_groups-th logit, as likely ones are neighbours in many a vocabulary.
+        self._n_groups = min(_N_GROUPS, n_vocab)
+        self._maxima = np.empty(self._n_groups, np.float32)
+        self._first_maxima = self._maxima[: n_vocab % max(1, self._n_groups)]
+        # By id: an array, its whole rows of a logit of each group, and the rest.
+        self._folded: dict[int, tuple[Floats, Floats, Floats]] = {}
 
     def begin(self, logits: Floats) -> None:
         """All tokens, with the logits (n_vocab,) that the model gives them."""
         if len(logits) != self._n_vocab:
             self._make(len(logits))
-        self.logits = logits
+        self._logits = logits
+        self._few: list[float] | None = None  # logits in place of _logits, falling
+        self._few_ids: list[int] = []
         self._is_whole, self._is_own, self._is_grouped, self.is_sorted = True, False, False, False
 
     def __len__(self) -> int:
-        return len(self.logits)
+        return len(self._logits if self._few is None else self._few)
+
+    @property
+    def logits(self) -> Floats:
+        self._spread()
+        return self._logits
 
     @property
     def ids(self) -> Indexes:
+        self._spread()
         return np.arange(len(self)) if self._is_whole else self._ids[len(self)]
 
     def id_at(self, place: int) -> int:
+        if self._few is not None:
+            return self._few_ids[place]
         return place if self._is_whole else int(self.ids[place])
 
     @property
     def largest(self) -> float:
         """The largest logit; NaN if one is, -inf if there is none."""
+        if self._few is not None:
+            return self._few[0]
         if self.is_sorted:
             return self.logits.item(0)
         if self._is_whole:
@@ -100,22 +119,36 @@ class Candidates:
         self.logits.take(wanted, out=logits, mode="clip")
         self._held, self._spare = self._spare, self._held
         self._ids, self._spare_ids = self._spare_ids, self._ids
-        self.logits = logits
+        self._logits = logits
         self._is_whole, self._is_own, self.is_sorted = False, True, is_sorted
 
     def keep_top(self, k: int) -> None:
         """Keep the `k` likeliest, falling; of equal ones those that come first."""
-        if self.is_sorted:
-            self.logits = self._held[min(k, len(self))]
+        if self._few is not None:
+            del self._few[k:], self._few_ids[k:]
+        elif self.is_sorted:
+            self._logits = self._held[min(k, len(self))]
+        elif isinstance(places := self._top(k), list):
+            logits, ids = self._logits.data, self._ids[len(self)].data
+            self._few = [logits[place] for place in places]
+            self._few_ids = places if self._is_whole else [ids[place] for place in places]
+            self._is_whole, self.is_sorted = False, True
         else:
-            self.keep(self._top(k), is_sorted=True)
+            self.keep(places, is_sorted=True)
+
+    def _spread(self) -> None:
+        """The few as arrays again."""
+        if self._few is not None:
+            self._logits, self._few = self._held.holding(self._few), None
+            self._ids.holding(self._few_ids)
+            self._is_own = True
 
     def keep_from(self, bound: float, least: int = 0) -> None:
         """Keep the logits that are no less than a bound, and of all others as many of the likeliest
         as make `least`."""
         if self.is_sorted:
-            n = bisect_right(self.logits.data, -bound, key=neg)
-            self.keep_top(max(n, least))
+            falling = self._logits.data if self._few is None else self._few
+            self.keep_top(max(bisect_right(falling, -bound, key=neg), least))
             return
         places = self._from(bound)
         if len(places) < least:
@@ -140,13 +173,23 @@ class Candidates:
 
     def writable(self) -> Floats:
         """The logits to change in place; the order may no longer hold afterwards."""
+        given = self.logits
         if not self._is_own:
-            logits = self._spare[len(self)]
-            np.copyto(logits, self.logits)
+            self._logits = self._spare[len(self)]
+            np.copyto(self._logits, given)
             self._held, self._spare = self._spare, self._held
-            self.logits, self._is_own = logits, True
+            self._is_own = True
         self.is_sorted = self._is_grouped = False
-        return self.logits
+        return self._logits
+
+    def divide(self, divisor: float) -> None:
+        """All logits, by a positive number: their order stays."""
+        if self._few is not None:
+            self._few = [logit / divisor for logit in self._few]
+            return
+        is_sorted, logits = self.is_sorted, self.writable()
+        np.divide(logits, self.operand(divisor), out=logits)
+        self.is_sorted = is_sorted
 
     def find(self, values: Mapping[int, float]) -> tuple[Indexes, Doubles]:
         """Where the tokens of `values` that are left stand, and their values."""
@@ -187,8 +230,15 @@ class Candidates:
         np.add.reduce(self.weights(), dtype=np.float64, out=self._total, keepdims=True)
         return self.largest + math.log(self._total.item())
 
-    def reached(self, weights: Floats) -> Many[float]:
-        """Running sums of weights, float64."""
+    def reached(self, *, falling: bool = False) -> Many[float]:
+        """Running sums of exp(logit - largest logit), float64, in order or from the largest on."""
+        if self._few is not None:
+            exp, largest = math.exp, self._few[0]
+            return list(accumulate([exp(logit - largest) for logit in self._few]))
+        weights = self.weights()
+        if falling and not self.is_sorted:
+            weights.sort()
+            weights = weights[::-1]
         sums = self._sums[len(weights)]
         np.copyto(sums, weights)
         np.add.accumulate(sums, out=sums)
@@ -200,22 +250,35 @@ class Candidates:
         return p
 
     def _grouped(self) -> Many[float]:
-        """The largest logits of some groups, rising: the k-th of them from the end is no more than
+        """The largest logits of the groups, rising: the k-th of them from the end is no more than
         the k-th largest logit of all. NaN, if one is, is the last."""
         if not self._is_grouped:
-            np.maximum.reduceat(self.logits, self._groups, out=self._maxima.all)
-            self._maxima.all.sort()
+            _, rows, rest = self._fold(self._logits)
+            np.maximum.reduce(rows, axis=0, out=self._maxima, initial=-np.inf)
+            np.maximum(self._first_maxima, rest, out=self._first_maxima)
+            self._maxima.sort()
             self._is_grouped = True
-        return self._maxima.all.data
+        return self._maxima.data
+
+    def _fold(self, logits: Floats) -> tuple[Floats, Floats, Floats]:
+        """A model's arrays are the same for each token, so these views are made once."""
+        found = self._folded.get(id(logits))
+        if found is None:
+            if len(self._folded) == _N_FOLDED:
+                self._folded.clear()
+            n = len(logits) - len(logits) % self._n_groups
+            found = logits, logits[:n].reshape(-1, self._n_groups), logits[n:]
+            self._folded[id(logits)] = found
+        return found
 
     def _top(self, k: int) -> list[int] | Indexes:
         """The places of the `k` largest, falling; equal ones by rising place."""
-        n, logits = len(self), self.logits
+        n, logits = len(self), self._logits
         if n <= FEW:
             places: Collection[int] | Indexes = range(n)
         elif k >= n:
             return np.argsort(-logits, kind="stable")
-        elif self._is_whole and k <= len(self._groups):
+        elif self._is_whole and k <= self._n_groups:
             places = self._from(self._grouped()[-k])
         else:
             places = self._from(np.partition(logits, n - k).item(n - k), few=k < FEW)
@@ -228,7 +291,7 @@ class Candidates:
         where that may be."""
         n = len(self)
         is_in = self._mask if n == self._n_vocab else self._mask[:n]
-        np.greater_equal(self.logits, self.operand(bound), out=is_in)
+        np.greater_equal(self._logits, self.operand(bound), out=is_in)
         if few:
             places: list[int] = []
             find, place = self._is_in.find, -1

@@ -38,7 +38,7 @@ class DeadEndError(SamplingError):
     """Every token is forbidden."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """What a sampler may look at: the request's options, its tokens so far, its random numbers."""
 
@@ -114,11 +114,7 @@ def typ_p(candidates: Candidates, draw: Draw) -> None:
 
 def top_p(candidates: Candidates, draw: Draw) -> None:
     """Keep the shortest run of likeliest tokens whose probabilities reach p."""
-    weights = candidates.weights()
-    if not candidates.is_sorted:
-        weights.sort()
-        weights = weights[::-1]
-    reached = candidates.reached(weights)
+    reached = candidates.reached(falling=True)
     n = bisect_left(reached, draw.params.top_p * reached[-1]) + 1
     candidates.keep_top(max(n, draw.params.min_keep))
 
@@ -144,11 +140,7 @@ def temperature(candidates: Candidates, draw: Draw) -> None:
     if draw.params.is_greedy:
         candidates.keep_top(1)
         return
-    divisor = candidates.operand(max(_temperature_of(candidates, draw.params), COLDEST))
-    is_sorted = candidates.is_sorted
-    logits = candidates.writable()
-    np.divide(logits, divisor, out=logits)
-    candidates.is_sorted = is_sorted
+    candidates.divide(max(_temperature_of(candidates, draw.params), COLDEST))
 
 
 def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
@@ -170,7 +162,7 @@ def _temperature_of(candidates: Candidates, params: SamplingParams) -> float:
 
 def dist(candidates: Candidates, draw: Draw) -> int:
     """Draw one of them, at its probability: always one random number, whatever is left."""
-    reached = candidates.reached(candidates.weights())
+    reached = candidates.reached()
     place = bisect_right(reached, draw.random.random() * reached[-1])
     return candidates.id_at(min(place, len(candidates) - 1))
 

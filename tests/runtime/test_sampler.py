@@ -175,6 +175,40 @@ def test_find_places_tokens_among_those_left(logits: Any, tokens: list[int], see
     }
 
 
+@given(some_logits, st.integers(1, 300), st.integers(-220, 200), st.sampled_from([0.5, 2.0]))
+def test_the_likeliest_few_are_what_arrays_of_them_would_be(
+    logits: Any, k: int, bound: int, divisor: float
+) -> None:
+    candidates = candidates_of(logits)
+    ids = np.argsort(-logits, kind="stable")[:k]
+    candidates.keep_top(k)
+    assert candidates.largest == logits.max()
+    candidates.divide(divisor)
+    ids = ids[: max(1, (logits[ids] / divisor >= bound / 10).sum())]
+    candidates.keep_from(bound / 10, least=1)
+    assert len(candidates) == len(ids)
+    assert [candidates.id_at(place) for place in range(len(ids))] == ids.tolist()
+    left = logits[ids] / divisor
+    weights = np.exp((left - left[0]).astype(np.float64))
+    assert list(candidates.reached()) == pytest.approx(weights.cumsum())
+    places, _ = candidates.find(dict.fromkeys(range(0, len(logits), 2), 0.0))
+    assert places.tolist() == np.flatnonzero(ids % 2 == 0).tolist()
+    candidates.writable()[places] -= 50
+    assert candidates.ids.tolist() == ids.tolist()
+    assert candidates.logits.tolist() == pytest.approx((left - 50 * (ids % 2 == 0)).tolist())
+
+
+def test_logits_are_read_again_where_a_model_writes_them_again() -> None:
+    random, candidates = np.random.default_rng(0), Candidates()
+    rows = random.standard_normal((300, 1000)).astype(np.float32)
+    for _ in range(2):
+        for row in list(rows):
+            candidates.begin(row)
+            candidates.keep_top(40)
+            assert candidates.ids.tolist() == np.argsort(-row, kind="stable")[:40].tolist()
+        rows[:] = random.standard_normal(rows.shape)
+
+
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 3100))
 def test_top_ids_is_a_stable_sort(seed: int, n: int, k: int) -> None:
     logits = tenths(seed, n)

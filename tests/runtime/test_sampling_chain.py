@@ -254,11 +254,12 @@ def test_what_arrays_a_token_makes(options: dict[str, Any], most: int, n_vocab: 
     rows = list((4 * random.standard_normal((12, n_vocab))).astype(np.float32))
     tokens = random.integers(0, n_vocab, 400).tolist()
     chain = Chain(SamplingParams(**options), seed=0)
-    chain.sample(rows[0], tokens)
+    for row in rows:  # which a model gives again and again
+        chain.sample(row, tokens)
     with of_arrays() as arrays:
-        for row in rows[1:]:
+        for row in rows:
             chain.sample(row, tokens)
-    assert sum(arrays.values()) <= most * (len(rows) - 1), arrays
+    assert sum(arrays.values()) <= most * len(rows), arrays
 
 
 def test_log_probabilities_of_a_token_make_no_arrays() -> None:
