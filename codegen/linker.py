@@ -19,15 +19,31 @@ COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
 def find_linker() -> list[str] | None:
-    """The command that links a shared library: $CC, a compiler on PATH, or PyPI's ziglang."""
+    """The command that links a shared library: $CC, a compiler on PATH, or PyPI's ziglang.
+
+    XpucError if $CC is no command.
+    """
     if os.environ.get("CC"):
-        return shlex.split(os.environ["CC"])
+        return _named(os.environ["CC"])
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc"]
     return None
+
+
+def _named(command: str) -> list[str]:
+    """The words of $CC."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote without an end
+        words = []
+    if not words or shutil.which(words[0]) is None:
+        raise XpucError(
+            f"CC is {command}: there is no such command", "set CC to a C compiler, or unset it"
+        )
+    return words
 
 
 def require_linker() -> list[str]:

@@ -15,6 +15,8 @@ from xpuc.bench.ours import Ours, kv_bytes, streamed_weights
 from xpuc.bench.profile import REST, KernelRow
 from xpuc.bench.roofs import RoofLoops, Roofs
 from xpuc.bench.session import spread
+from xpuc.cli import sources
+from xpuc.codegen.options import Options
 from xpuc.errors import FileError, RequestError, UnsupportedError
 
 # Answers like peer_worker.py, without llama.cpp: slower with flash attention than without.
@@ -326,6 +328,16 @@ def test_another_checkpoint_is_not_compared_with(artifact, checkpoint, cache, tm
         done = invoke("bench", model, "--vs", "llama.cpp", "--model", tmp_path / "other.gguf")
         assert done.err.splitlines()[0] == f"error: {tmp_path / 'other.gguf'}: is not {what}"
         assert done.code == 2
+    assert not cache.exists()
+
+
+def test_a_batch_that_a_model_is_not_compiled_for_is_refused_before_it_is(checkpoint, cache):
+    assert sources.DEFAULT_BATCH == Options().max_batch
+    done = invoke("bench", checkpoint, "-b", "1,9")
+    assert done.err == (
+        "error: -b 9: a MODEL is compiled for batches of up to 8\n"
+        "hint: give the artifact that xpuc compile --max-batch 9 makes of it\n"
+    )
     assert not cache.exists()
 
 

@@ -1,6 +1,7 @@
 """How commands fail: two lines for what the user can mend, one for a bug, never a traceback."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -188,6 +189,25 @@ def test_debug_shows_the_traceback_and_then_the_lines(monkeypatch):
     assert done.err.startswith("Traceback (most recent call last):")
     assert done.err.endswith("error: m: bad\nhint: mend it\n")
     assert done.code == USAGE
+
+
+def test_a_path_with_a_line_break_takes_two_lines_too():
+    done = invoke("inspect", "a\nb\x1b[1m.gguf")
+    assert done.err == (
+        "error: a\\nb\\x1b[1m.gguf: not found\n"
+        "hint: give the path of a GGUF checkpoint or ARTIFACT\n"
+    )
+
+
+def test_what_the_terminal_s_encoding_lacks_is_replaced(tmp_path):
+    path = write_manifest(tmp_path / "m\N{SNOWMAN}.xpuc")
+    code = "import sys; from xpuc.__main__ import main; sys.argv[0] = 'xpuc'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", path], capture_output=True, check=False,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"m?.xpuc" in done.stdout
 
 
 def test_ctrl_c_takes_one_line(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tvm import IRModule, relax
 
+from xpuc.cli import diagnosis
 from xpuc.codegen import build, linker
 from xpuc.codegen.kernels.activation import silu
 from xpuc.codegen.target import resolve
@@ -36,15 +37,22 @@ def test_the_linker_may_be_several_words(
     assert built.activation_bytes == {"step": 4 * 8 * 4}
 
 
-@pytest.mark.parametrize(
-    ("command", "message"), [("false", "cannot link"), ("/no/such/cc", "cannot be started")]
-)
-def test_a_linker_that_fails_is_named(
-    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_linker_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(XpucError, match="false: cannot link"):
+        build.build(module(), resolve("llvm"), tmp_path / "model.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["/no/such/cc", "cc '", " "])
+def test_a_linker_that_is_none_is_refused_before_any_work(
+    command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", command)
-    with pytest.raises(XpucError, match=f"{command}: {message}"):
-        build.build(module(), resolve("llvm"), tmp_path / "model.so")
+    with pytest.raises(XpucError, match=f"CC is {command}: there is no such command"):
+        build.require_tools(resolve("llvm"))
+    finding = diagnosis._linker()
+    assert (finding.mark, finding.needed_for) == (diagnosis.GAP, "compile")
 
 
 def test_without_a_compiler_ziglang_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ imported when it runs, so that `xpuc --help` answers at once.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -75,6 +76,8 @@ class _Program(click.Group):
     ) -> None:
         """Run one command line and exit: 0, or as `failures` says."""
         extra.pop("standalone_mode", None)
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="replace")  # what its encoding lacks
         ended_by: list[int] = []
         with interrupts.heeding(ended_by.append):
             try:

@@ -176,6 +176,7 @@ def command(
     wanted = cases(rest["prompts"], rest["generated"], rest["depths"], rest["batches"])
     if not wanted:
         raise RequestError("-p 0 and -n 0 leave nothing to measure", "give one of them a length")
+    _check_batch(model, max(case.batch for case in wanted))
     threads = rest["threads"] or default_threads()
     # A peer that is not there, or cannot read the model, says so before the model is compiled.
     with _peer(compared, threads, wanted, rest["peer_python"]) as peer:
@@ -198,6 +199,15 @@ def _measure_engine(model: Path, as_json: bool, rest: dict[str, Any]) -> None:
     threads, rounds = rest["threads"] or default_threads(), rest["rounds"] or bench_engine.ROUNDS
     sizes = {name: rest[name] for name in bench_engine.NAMES if rest[name] != ()}
     bench_engine.run(sources.artifact(model), threads, rounds, sizes, as_json)
+
+
+def _check_batch(model: Path, batch: int) -> None:
+    """Refuse what an artifact that is yet to be compiled would be refused for."""
+    if batch > sources.DEFAULT_BATCH and not sources.is_artifact(model):
+        raise RequestError(
+            f"-b {batch}: a MODEL is compiled for batches of up to {sources.DEFAULT_BATCH}",
+            f"give the artifact that xpuc compile --max-batch {batch} makes of it",
+        )
 
 
 def _compared(

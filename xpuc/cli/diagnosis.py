@@ -95,13 +95,7 @@ def _peer(name: str, found: str) -> Finding:
 
 def _compiler() -> Iterator[Finding]:
     """What compiling needs besides packages: TVM itself must load, and something must link."""
-    linker = find_linker()
-    if linker is not None:
-        yield Finding("C compiler", FINE, " ".join(linker))
-    else:
-        yield Finding(
-            "C compiler", GAP, "none found", "apt install gcc, or pip install ziglang", "compile"
-        )
+    yield _linker()
     if requirements.installed("apache-tvm") is None:
         return
     try:
@@ -119,6 +113,18 @@ def _compiler() -> Iterator[Finding]:
         )
         return
     yield Finding("LLVM target", FINE, f"{machine.triple} {machine.facts.cpu}")
+
+
+def _linker() -> Finding:
+    try:
+        linker = find_linker()
+    except XpucError as error:
+        return Finding("C compiler", GAP, error.message, error.hint, "compile")
+    if linker is not None:
+        return Finding("C compiler", FINE, " ".join(linker))
+    return Finding(
+        "C compiler", GAP, "none found", "apt install gcc, or pip install ziglang", "compile"
+    )
 
 
 def _cuda_compiler() -> Finding:

@@ -31,6 +31,9 @@ SIGNALLED = 128  # and the number of the signal that asked the process to end
 # What an OSError says of a disk or a device, which is not always told with a name.
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
+# What would end the line, or tell the terminal something; a path may have it.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 # A missing package -> what needs it, and what adds it.
 _PACKAGES = {
     "tvm": ("the compiler needs apache-tvm", "pip install 'xpuc[compile]'"),
@@ -55,10 +58,13 @@ def report(error: Exception) -> int:
         kind, text = type(error).__name__, " ".join(str(error).split())
         click.echo(f"bug: {kind}: {text or 'no message'} (XPUC_DEBUG=1 shows where)", err=True)
         return BUG
-    message, hint = lines
-    click.echo(f"error: {message}", err=True)
-    click.echo(f"hint: {hint}", err=True)
+    for name, text in zip(("error", "hint"), lines, strict=True):
+        click.echo(f"{name}: {_CONTROL.sub(_escaped, text)}", err=True)
     return USAGE
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def _mendable(error: Exception) -> tuple[str, str] | None:

@@ -16,7 +16,8 @@ import click
 
 from xpuc.errors import FileError, RequestError
 
-DEFAULT_CONTEXT = 8192  # tokens; what compile takes at most where --ctx is not given
+# What compile takes where --ctx (tokens, at most) and --max-batch are not given.
+DEFAULT_CONTEXT, DEFAULT_BATCH = 8192, 8
 
 
 def is_artifact(path: Path) -> bool:
