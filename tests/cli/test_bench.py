@@ -332,7 +332,7 @@ def test_another_checkpoint_is_not_compared_with(artifact, checkpoint, cache, tm
 
 
 def test_a_batch_that_a_model_is_not_compiled_for_is_refused_before_it_is(checkpoint, cache):
-    assert sources.DEFAULT_BATCH == Options().max_batch
+    assert Options().max_batch == sources.DEFAULT_BATCH
     done = invoke("bench", checkpoint, "-b", "1,9")
     assert done.err == (
         "error: -b 9: a MODEL is compiled for batches of up to 8\n"
