@@ -73,8 +73,4 @@ class ChunkPolicy:
             return room
         # What was never measured is approached by doubling.
         room = min(room, max(self.min_chunk, 4 * self.cost.largest_seen() - 1))
-        while room > 1:
-            if n := self.cost.fitting(ns, decoding, start, room):
-                return n
-            room = (1 << room.bit_length() - 1) - 1  # the most of the size class below
-        return 1
+        return self.cost.fitting(ns, decoding, start, room) or 1

@@ -78,21 +78,24 @@ class CostModel:
         return ns * (self._faded(known) if work.chunk_tokens else known.factor)
 
     def fitting(self, ns: float, decoding: Work, start: int, most: int) -> int:
-        """Of chunks from position `start` on, up to `most` tokens and of their size class, the
-        largest with which a step that has no other is predicted to take no longer than `ns`; 0 if
-        none is."""
+        """The largest chunk from position `start` on, of up to `most` tokens, with which a step that
+        has no other is predicted to take no longer than `ns`; 0 if none is."""
         a, b, c, d = self._terms
-        known = self._classes.get(most.bit_length())
-        factor = 1.0 if known is None else self._faded(known)
-        left = ns / factor - a - b * decoding.decode_rows - d * decoding.attended
+        others = a + b * decoding.decode_rows + d * decoding.attended
         # n tokens take linear * n + square * n * n.
         linear, square = c + d * (start + 0.5), d / 2
-        if linear * most + square * most * most <= left:
-            return most
-        if left < 0:
-            return 0
-        n = int(2 * left / (linear + math.sqrt(linear * linear + 4 * square * left)))
-        return n if n.bit_length() == most.bit_length() else 0
+        while most:
+            known = self._classes.get(most.bit_length())
+            left = ns / (1.0 if known is None else self._faded(known)) - others
+            if linear * most + square * most * most <= left:
+                return most
+            least = 1 << most.bit_length() - 1  # of the size class
+            if left > 0:
+                n = int(2 * left / (linear + math.sqrt(linear * linear + 4 * square * left)))
+                if n >= least:
+                    return n
+            most = least - 1
+        return 0
 
     def observe(self, work: Work, ns: float) -> None:
         """A step of this work took `ns`."""
