@@ -78,8 +78,8 @@ class CostModel:
         return ns * (self._faded(known) if work.chunk_tokens else known.factor)
 
     def fitting(self, ns: float, decoding: Work, start: int, most: int) -> int:
-        """The largest chunk from position `start` on, of up to `most` tokens, with which a step that
-        has no other is predicted to take no longer than `ns`; 0 if none is."""
+        """The largest chunk from position `start` on, of up to `most` tokens, with which a step
+        that has no other is predicted to take no longer than `ns`; 0 if none is."""
         a, b, c, d = self._terms
         others = a + b * decoding.decode_rows + d * decoding.attended
         # n tokens take linear * n + square * n * n.
