@@ -111,8 +111,9 @@ def attention_decode(
         ml = tir.arg("ml", (w, heads, 2), "float32")
         width = heads * hd
         out = Q8a.declare(width, rows) if quantize else tir.arg("o", (rows, width), "float32")
-        threads = tir.launch((job.kv_heads, w), knobs.warps)
-        kv_head, item = threads.block
+        threads = tir.launch((job.kv_heads * w,), knobs.warps)  # another axis has 65535 at most
+        block = threads.block[0]
+        kv_head, item = tir.let(block % job.kv_heads), tir.let(block // job.kv_heads)
         with tir.when(work[item, 1] != 0):
             row, segment = tir.let(work[item, 0]), tir.let(work[item, 3])
             position = tir.let(positions[row])

@@ -24,15 +24,20 @@ class Grid:
 
 def grid_of(launch: Launch, symbols: Mapping[str, int]) -> Grid:
     """That of a kernel of `tir.launch`; `symbols` are the values of those of its arguments."""
-    sizes = _sizes(launch, symbols)
     scopes = list(_scopes(launch.kernel.body))
-    blocks, warps, *_ = (s for s in scopes if hasattr(s, "def"))
+    _, warps, *_ = (s for s in scopes if hasattr(s, "def"))
     asked = [s for s in scopes if getattr(s, "attr_key", None) == "tirx.dyn_smem_bytes"]
     return Grid(
-        math.prod(_value(extent, sizes) for extent in getattr(blocks, "def").extents),
+        math.prod(axes(launch.kernel, _sizes(launch, symbols))),
         int(getattr(warps, "def").extents[0]),
         sum(int(each.value) for each in asked),
     )
+
+
+def axes(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tuple[int, ...]:
+    """Blocks of a kernel of `tir.launch` along each axis; `sizes` are the values of its symbols."""
+    blocks = next(s for s in _scopes(kernel.body) if hasattr(s, "def"))
+    return tuple(_value(extent, sizes) for extent in getattr(blocks, "def").extents)
 
 
 def argument_bytes(launch: Launch, symbols: Mapping[str, int]) -> int:

@@ -141,11 +141,12 @@ def arrive(counter: Buffer, index: Expr) -> Expr:
     )
 
 
+# One fence before and none after, weaker than those of `__threadfence` around an `atomicAdd`.
 _ARRIVE = """
 __device__ __forceinline__ int xpuc_arrive(int* counter) {
-  __threadfence();
-  int before = atomicAdd(counter, 1);
-  __threadfence();
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+               : "=r"(before) : "l"(__cvta_generic_to_global(counter)) : "memory");
   return before;
 }
 """

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import gpu_bounds
 import pytest
 from gpu_bounds import ARCHS, QUANTISED, Bound
-from tvm.tirx import PrimFunc
+from tvm.tirx import PrimFunc, Var
 
 from xpuc.bench.predict import INSTRUCTIONS
 from xpuc.codegen.cuda.compiler import Fatbin
 from xpuc.codegen.cuda.ptxas import KernelUsage
 from xpuc.codegen.cuda.sass import Sass, disassemble
 from xpuc.schedules.cuda import widen
+from xpuc.schedules.cuda.grid import axes
 from xpuc.schedules.cuda.int8_matmul import int8_matmul
 from xpuc.schedules.cuda.matmul import MatmulKnobs, matmul
 from xpuc.schedules.cuda.products import Weight
@@ -95,6 +97,25 @@ def test_products_of_warpgroups_overlap_and_read_what_was_copied(of_hopper: Fatb
 
 
 @pytest.mark.slow
+def test_the_last_block_reads_what_the_others_have_written(sass: dict[str, Sass]) -> None:
+    """Parts are written and a barrier passed before a fence and the arrival; after it the cache
+    forgets what it held and a barrier is passed before they are read, by no load that takes its
+    data for constant."""
+    letters = {"STG": "w", "BAR": "b", "MEMBAR": "f", "ATOMG": "a", "CCTL": "i", "LDG": "r"}
+    merging = [name for name in sass if name.startswith("attention_decode_")]
+    assert merging
+    for name in merging:
+        kinds = [
+            "c"
+            if i.is_a("LDG") and "CONSTANT" in i.opcode
+            else letters.get(i.opcode.partition(".")[0])
+            for i in sass[name].instructions
+        ]
+        order = "".join(kind for kind in kinds if kind)
+        assert re.fullmatch("[cwb]+wb+faiw?b[rwb]*r[rwb]*", order), (name, order)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("format", QUANTISED)
 def test_few_instructions_decode_and_multiply_a_weight(format: str, sass: dict[str, Sass]) -> None:
     kernel = sass[gpu_bounds.name_of(gpu_bounds.mat_vec(format, 1))]
@@ -119,6 +140,18 @@ def test_prompts_take_fewer_instructions_with_a_copy(
         step = copied.instructions_per_weight(32)
         scaling = len(copied.around_the_hot_loop()) / 128 - step / 4
         assert step + scaling <= most < least <= packed.instructions_per_weight(32), format
+
+
+@pytest.mark.slow
+def test_grids_have_room_for_the_largest_steps() -> None:
+    """Of what xpuc compile takes: 4096 rows a chunk, 256 sequences; here each of 131 072 tokens."""
+    largest = {"n": 4096, "m": 4096, "t": 4096 + 256, "w": 256 * 1024, "c": 1 << 30}
+    for kernel in (*gpu_bounds.kernels(), *gpu_bounds.hopper_kernels()):
+        shapes = [d for param in kernel.params for d in param.ty.shape]
+        sizes = {d: largest[d.name] for d in shapes if isinstance(d, Var) and d.name in largest}
+        first, *others = axes(kernel, sizes)
+        assert first < 1 << 31, gpu_bounds.name_of(kernel)
+        assert all(blocks < 1 << 16 for blocks in others), gpu_bounds.name_of(kernel)
 
 
 def test_a_bound_holds_for_what_takes_no_more() -> None:

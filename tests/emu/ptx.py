@@ -274,6 +274,10 @@ INSTRUCTIONS: list[tuple[str, Translate]] = [
     (r"elect\.sync", _elect),
     (r"fence\.(proxy\.async|mbarrier_init)(\W.*)?", _call("emu_fence_proxy_async();")),
     (r"(fence|membar|griddepcontrol|prefetch|prefetchu|setmaxnreg)\..*", _nothing),
+    (
+        r"atom\.(relaxed|acquire|release|acq_rel)\.gpu\.global\.add\.s32",
+        _call("{0} = atomicAdd((int*)({1}), int({2}));"),
+    ),
     (r"createpolicy\..*", _call("{0} = 0;")),
     (r"setp\.ne\.\w+", _call("{0} = ({1}) != ({2});")),
     (r"setp\.eq\.\w+", _call("{0} = ({1}) == ({2});")),

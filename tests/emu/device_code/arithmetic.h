@@ -120,6 +120,7 @@ inline auto min(A a, B b) {
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline float min(float a, float b) { return fminf(a, b); }
 
+inline size_t __cvta_generic_to_global(const void* pointer) { return size_t(pointer); }
 inline unsigned __cvta_generic_to_shared(const void* pointer) {
   return unsigned(static_cast<const char*>(pointer) - emu_thread->shared) + kSharedBase;
 }
