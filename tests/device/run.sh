@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a GPU box, in the folder that tests/device/bundle.py made: ./run.sh [OUT.json]
-# Needs CPython 3.11 to 3.13 and NVIDIA's driver; no internet, no compiler. Under 8 minutes.
+# Needs CPython 3.11 to 3.13 and NVIDIA's driver of CUDA 13 (580 or later), see docs/cuda.md; no
+# internet, no compiler. Under 8 minutes.
 set -eu
 started=$SECONDS
 here=$(cd "$(dirname "$0")" && pwd)

@@ -35,6 +35,15 @@ class Subtracting(Emulator):
         return super().compile(source.replace(" + delta", " - delta"), archs)
 
 
+class Endless(Emulator):
+    """A compiler whose quantisation never ends."""
+
+    def compile(self, source: str, archs: Sequence[str]) -> Fatbin:
+        body = source.index("{", source.rindex("quantize_160_rn_0_kernel("))
+        loop = " for (volatile int i = 0; i == 0;) {} "
+        return super().compile(f"{source[: body + 1]}{loop}{source[body + 1 :]}", archs)
+
+
 def vectors(path: Path, compiler: Emulator) -> None:
     """Recorded calls of three kernels, the last of which is held to nothing."""
     x = np.random.default_rng(0).standard_normal((5, 160), np.float32)
@@ -64,13 +73,16 @@ def results(
     (out / "tiny.xpuc").symlink_to(on_gpu("llama"))
     vectors(out / "kernels" / "a.ir", Emulator())
     vectors(out / "wrong" / "a.ir", Subtracting())
+    vectors(out / "endless" / "a.ir", Endless())
     sizes = {"generated": "3", "prompts": "16", "depths": "0,20", "batches": "1,2", "rounds": "1"}
+    called = ("python", "vectors.py")
     patient = 600  # an emulated GPU on a machine with other work
     parts = [
         bundle.part("doctor", patient, "xpuc", "doctor", "--json")
         | {"exit_codes": [0, 1], "expected": {"can_run_cuda": True, "can_compile": False}},
-        bundle.part("kernels", patient, "python", "vectors.py", "kernels", "tiny.xpuc"),
-        bundle.part("wrong", patient, "python", "vectors.py", "wrong", "tiny.xpuc"),
+        bundle.part("kernels", patient, *called, "kernels", "tiny.xpuc", patient),
+        bundle.part("wrong", patient, *called, "wrong", "tiny.xpuc", patient),
+        bundle.part("endless", patient, *called, "endless", "tiny.xpuc", patient, 5),
         bundle.part("hangs", 1.5, "sleep", "60"),
         bundle.part(
             "tokens", patient, "xpuc", "run", "tiny.xpuc", "-p", "a", "--raw", "-n", 2, "--json"
@@ -96,7 +108,7 @@ def results(
 
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(results: dict[str, Any]) -> None:
     failed = {name: each["error"] for name, each in results.items() if "error" in each}
-    assert failed.keys() == {"wrong", "hangs", "tokens"}, results
+    assert failed.keys() == {"wrong", "endless", "hangs", "tokens"}, results
     assert failed["wrong"] == "exit code 1"
     assert failed["hangs"].startswith("not done after ")
     assert failed["tokens"].endswith("expected ['none']")
@@ -116,8 +128,16 @@ def test_kernels_are_held_to_numpys_numbers(results: dict[str, Any]) -> None:
     assert row["tolerances"] == [1e-5]  # a GPU's at least
 
 
+def test_a_kernel_that_does_not_end_costs_no_other_its_row(results: dict[str, Any]) -> None:
+    found = results["endless"]["found"]
+    assert (found["calls"], found["same_bits"], found["not_made"]) == (3, 2, 0)
+    assert found["wrong"] == ["quantize_160_rn"]
+    assert found["rows"][0]["error"] == "not done after 5 s"
+
+
 def test_speed_is_measured_of_each_test_and_kernel(results: dict[str, Any]) -> None:
-    decode = {row["test"]: row for row in results["decode"]["found"]}
+    parts = (results[name]["found"] for name in ("decode", "decode_at_20"))
+    decode = {row["test"]: row for found in parts for row in found}
     assert decode.keys() == {"tg3", "tg3 b2", "tg3 @ d20", "tg3 b2 @ d20"}
     for row in decode.values():
         assert row["bandwidth_gb_s"] > 0

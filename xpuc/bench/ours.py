@@ -45,6 +45,7 @@ class Ours:
             sequence.blocks = [blocks for _ in model.n_blocks]
             self._sequences.append(sequence)
         self._filled = [0] * n_rows  # tokens whose K/V is in the pool
+        self._reads_prompts = any(case.kind == "pp" or case.depth for case in cases)
 
     @classmethod
     def load(cls, artifact: Path, threads: int, cases: Many[Case], **modes: bool) -> Ours:
@@ -62,8 +63,8 @@ class Ours:
         return cls(model, model.manifest, cases)
 
     def warm_up(self) -> None:
-        """One chunk of the largest size, and a decode step."""
-        n = min(self.model.max_chunk, len(self._ids[0]) - 1)
+        """One chunk of the largest size if a case has any, and a decode step."""
+        n = min(self.model.max_chunk, len(self._ids[0]) - 1) if self._reads_prompts else 0
         if n > 0:
             self._prefill(0, 0, n)
         self._decode(1, n)
