@@ -26,6 +26,26 @@ PER_WEIGHT = {"Q4_0": 1.6, "Q4_1": 1.6, "Q8_0": 1.6, "IQ4_NL": 3.0, "IQ4_XS": 3.
 PER_WEIGHT_OF_OTHERS = 3.5
 
 
+# Kinds of instructions whose order matters, by the beginning of their opcodes: the first that fits.
+MERGE = {
+    r"LDG\..*CONSTANT": "c", r"LDG\.": "r", r"STG\.": "w", r"BAR\.": "b", r"MEMBAR\.": "f",
+    r"ATOMG\.": "a", r"CCTL\.IVALL": "i",
+}  # fmt: skip
+PRODUCTS = {
+    r"HGMMA\.": "p", r"WARPGROUP\.DEPBAR\.": "w", r"SYNCS\.ARRIVE\.TRANS64\.A1T0": "r",
+    r"STG\.": "s",
+}  # fmt: skip
+
+
+def kinds(kernel: Sass, letters: dict[str, str]) -> str:
+    """Letters of a kernel's instructions, in order; of others nothing."""
+    found = (
+        next((letter for opcode, letter in letters.items() if re.match(opcode, i.opcode)), "")
+        for i in kernel.instructions
+    )
+    return "".join(found)
+
+
 @pytest.fixture(scope="module")
 def fatbin() -> Fatbin:
     return gpu_bounds.compiled(gpu_bounds.kernels())
@@ -92,6 +112,9 @@ def test_products_of_warpgroups_overlap_and_read_what_was_copied(of_hopper: Fatb
         assert kernel.count("UTMALDG.2D") >= 2, name
         assert kernel.count("SYNCS.PHASECHK.TRANS64.TRYWAIT") >= 2, name
         assert not kernel.count("HMMA"), name
+        order = kinds(kernel, PRODUCTS)
+        assert "r" in order, name
+        assert not re.search("p[^w]*[rs]", order), f"{name}: released or stored before a wait"
         assert kernel.count("LDG.E.128") or kernel.count("LDG.E.64"), name
     assert products > len(QUANTISED)
 
@@ -101,18 +124,11 @@ def test_the_last_block_reads_what_the_others_have_written(sass: dict[str, Sass]
     """Parts are written and a barrier passed before a fence and the arrival; after it the cache
     forgets what it held and a barrier is passed before they are read, by no load that takes its
     data for constant."""
-    letters = {"STG": "w", "BAR": "b", "MEMBAR": "f", "ATOMG": "a", "CCTL": "i", "LDG": "r"}
     merging = [name for name in sass if name.startswith("attention_decode_")]
     assert merging
     for name in merging:
-        kinds = [
-            "c"
-            if i.is_a("LDG") and "CONSTANT" in i.opcode
-            else letters.get(i.opcode.partition(".")[0])
-            for i in sass[name].instructions
-        ]
-        order = "".join(kind for kind in kinds if kind)
-        assert re.fullmatch("[cwb]+wb+faiw?b[rwb]*r[rwb]*", order), (name, order)
+        order = kinds(sass[name], MERGE)
+        assert re.fullmatch("[cwb]+wb+faiw?b[rwb]*r[rwb]*", order), f"{name}: {order}"
 
 
 @pytest.mark.slow
