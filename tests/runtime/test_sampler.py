@@ -184,8 +184,9 @@ def test_the_likeliest_few_are_what_arrays_of_them_would_be(
     candidates.keep_top(k)
     assert candidates.largest == logits.max()
     candidates.divide(divisor)
-    ids = ids[: max(1, (logits[ids] / divisor >= bound / 10).sum())]
-    candidates.keep_from(bound / 10, least=1)
+    least = float(np.float32(bound / 10))
+    ids = ids[: max(1, (logits[ids] / divisor >= least).sum())]
+    candidates.keep_from(least, least=1)
     assert len(candidates) == len(ids)
     assert [candidates.id_at(place) for place in range(len(ids))] == ids.tolist()
     left = logits[ids] / divisor
