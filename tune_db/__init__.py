@@ -7,13 +7,13 @@ TuneDb       the records of one target, looked up by a compilation, merged by a 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from xpuc.files import write_whole
 from xpuc.tune_db.records import Key, Measurement, Record, Unusable, from_line, to_line
 
 __all__ = ["SHIPPED", "Key", "Measurement", "Record", "TuneDb", "load", "save", "user_folder"]
@@ -86,7 +86,6 @@ def save(folder: Path, kind: str, records: Iterable[Record]) -> Path:
 
     Lines of the file that this version cannot read are kept as they are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{kind}.jsonl"
     db, unread = TuneDb(), []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
@@ -96,12 +95,7 @@ def save(folder: Path, kind: str, records: Iterable[Record]) -> Path:
             unread.append(line)
     for record in records:
         db.add(record)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=folder, prefix=f".{kind}.", delete=False
-    ) as file:
-        file.writelines(f"{line}\n" for line in (*db.lines(), *filter(str.strip, unread)))
-    os.chmod(file.name, 0o644)  # noqa: PTH101 - a temporary file is its maker's alone
-    Path(file.name).replace(path)
+    write_whole(path, "".join(f"{line}\n" for line in (*db.lines(), *filter(str.strip, unread))))
     return path
 
 

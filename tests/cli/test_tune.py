@@ -319,6 +319,13 @@ def test_what_an_artifact_and_its_report_cannot_have(
     assert not (tmp_path / "db").exists()
 
 
+def test_a_bundle_takes_no_device_s_place(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    os.mkfifo(tmp_path / "pipe")
+    error, _ = refused(tmp_path / "m.gguf", "--export", tmp_path / "pipe", "--db", tmp_path)
+    assert error == f"error: {tmp_path / 'pipe'}: is not a regular file"
+
+
 def test_a_bundle_is_for_a_gpu(tmp_path: Path) -> None:
     of = artifact(tmp_path / "m.xpuc", LINEAR)
     error, hint = refused(of, "--export", tmp_path / "b.zip", "--db", tmp_path / "db")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from file_limits import largest_file
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -293,17 +291,6 @@ def test_without_lmdb(tmp_path, monkeypatch):
     assert raised.value.message == "the block store needs the package lmdb"
     assert raised.value.hint == "pip install 'xpuc[store]'"
     assert not list(tmp_path.iterdir())
-
-
-@contextmanager
-def largest_file(n_bytes: int) -> Iterator[None]:
-    """No write takes a file of this process over `n_bytes`: a disk that is full in earnest."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("places_on_disk", [4, 4.5])

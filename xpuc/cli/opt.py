@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from xpuc.cli import parameter_types, sources
+from xpuc.files import write_whole
 
 
 @click.command()
@@ -35,12 +36,14 @@ def command(file: Path, names: tuple[str, ...], out: Path | None) -> None:
 
     passes = [named(name) for name in names]
     module = parse(text, str(file))
+    done = []
     for step in passes:
         module, report = step(module)
         reasons = "".join(f"; {n} refused: {reason}" for reason, n in report.refused.items())
-        click.echo(f"{step.name}: {report.applied} rewritten{reasons}", err=True)
+        done.append(f"{step.name}: {report.applied} rewritten{reasons}")
     result = to_text(module)
     if out is None:
         click.echo(result, nl=False)
     else:
-        out.write_text(result, encoding="utf-8")
+        write_whole(out, result)
+    click.echo("\n".join(done), err=True)

@@ -15,7 +15,7 @@ import click
 
 from xpuc.cli import quantities, sources
 from xpuc.cli.tune import DEFAULT_MINUTES
-from xpuc.errors import RequestError, UnsupportedError, XpucError
+from xpuc.errors import FileError, RequestError, UnsupportedError, XpucError
 
 if TYPE_CHECKING:
     from xpuc.tuning.boards import Tracker
@@ -119,6 +119,8 @@ def _exported(model: Path, path: Path, options: Facts, watch: Any) -> Facts:
 
     sources.require(model)
     sources.require_writable(path)
+    if path.exists() and not path.is_file():  # a bundle would take its place
+        raise FileError(f"{path}: is not a regular file", "name another file with --export")
     watch.say("reading the model")
     folder = options["db"] or tune_db.user_folder()
     target = _target(options["target"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from xpuc.errors import XpucError
+from xpuc.files import write_whole
 from xpuc.tuning.trials import MEASURED, Trial
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def write(findings: Findings, path: Path) -> None:
         roofline_svg=plots.roofline(with_costs, findings.roofs) if with_costs else "",
         progress_svg=plots.progress(curves) if curves else "",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
 
 
 def _template() -> jinja2.Template:
