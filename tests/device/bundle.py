@@ -125,7 +125,8 @@ def fetch_wheels(folder: Path, versions: Sequence[str]) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:"]
         command += [f"--platform={each}" for each in _PLATFORMS]
         command += ["--python-version", version, "--dest", str(folder)]
-        subprocess.run([*command, str(wheel), "nvidia-cuda-runtime==13.0.*"], check=True)
+        needed = (str(wheel), "nvidia-cuda-runtime==13.0.*", "pip")
+        subprocess.run([*command, *needed], check=True)
 
 
 def compile_llama(path: Path, target: str) -> None:
