@@ -1,8 +1,9 @@
 """A bundle's candidates checked and timed on the GPU of this machine, which needs no compiler.
 
-They run in a process of their own: a kernel that breaks takes the GPU's context along, so that
-process is ended and another goes on after it. What is measured is in the results before the next
-thing is; those who stop it lose at most the candidate it is at. (On a GPU elsewhere: remote.py.)
+They run in a process of their own: a kernel that breaks takes the GPU's context along, and one that
+does not end is never over, so that process is ended and another goes on after it. What is measured
+is in the results before the next thing is; those who stop it lose at most the candidate it is at.
+(On a GPU elsewhere: remote.py.)
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from xpuc.tuning.workbench import Workbench
 RESULTS_VERSION = 2
 STATUS, AT = "status", "at"  # what is told: how far it is, what is run next
 _AGAIN = 3  # how a process ends whose GPU context is broken
+_PATIENCE_S = 120  # without a word of it; a candidate takes seconds
+_LEAVING_S = 5
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,9 @@ class Replay:
                 process.start()
             others.close()
             ended = self._follow(own)
+            if ended is None:
+                process.join(_LEAVING_S)
+                process.kill()
             process.join()
         if ended is None:
             if self.at is None:
@@ -152,9 +158,11 @@ class Replay:
             self.at = what
 
     def _follow(self, own: Connection) -> str | None:
-        """Why the process ended; None if it did without a word."""
+        """Why the process ended; None if it did without a word, or says none any more."""
         while True:
             try:
+                if not own.poll(_PATIENCE_S):
+                    return None
                 kind, told = own.recv()
             except (EOFError, OSError):
                 return None
