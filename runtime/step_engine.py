@@ -322,6 +322,9 @@ class StepEngine:
                 self._batch, self.model.submit, n_unknown=1, follows=step.ticket
             )
             return ahead
+        except Exception:  # it is made in its turn, and says what is wrong then
+            log.debug("a step could not be queued ahead", exc_info=True)
+            return None
         finally:
             for sequence in sequences:
                 sequence.tokens.pop()

@@ -187,6 +187,31 @@ def test_a_step_that_fails_takes_what_is_queued_after_it_along() -> None:
     assert again.ids == plain(PROMPTS[0], **GREEDY, max_tokens=20).ids
 
 
+@pytest.mark.parametrize("n_fail", [1, 2])
+def test_a_step_that_cannot_be_queued_ahead_is_made_in_its_turn(
+    n_fail: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it has its result all the same. A second failure is that of its own turn."""
+    engine = engine_of()
+    submit, failures = engine.model.submit, iter([True] * n_fail)
+
+    def fail_ahead(batch: Any, **how: Any) -> Any:
+        if n_ahead(engine) > 3 and next(failures, False):
+            raise RuntimeError("out of pinned memory")
+        return submit(batch, **how)
+
+    monkeypatch.setattr(engine.model, "submit", fail_ahead)
+    found = engine.generate(PROMPTS[0], **GREEDY, max_tokens=20)
+    whole = plain(PROMPTS[0], **GREEDY, max_tokens=20)
+    assert found.ids == whole.ids[: len(found.ids)]
+    if n_fail == 1:
+        assert (found.ids, n_ahead(engine)) == (whole.ids, 17)
+    else:
+        assert found.error == "the step failed: out of pinned memory"
+        assert 3 < len(found.ids) < 20
+    assert engine.kv.n_used == 0
+
+
 def test_the_context_ends_an_answer_as_it_does_plainly() -> None:
     engine = engine_of(max_context=24)
     found = engine.generate(PROMPTS[0], **GREEDY)
