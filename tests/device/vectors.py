@@ -76,10 +76,10 @@ def called_apart(
     process.start()
     sending.close()
     try:
-        if not has_started(receiving):
+        if not has_started(receiving, until(end, _START_S)):
             return
         for case in cases:
-            if not receiving.poll(min(patience, max(0, end - time.monotonic()))):
+            if not receiving.poll(until(end, patience)):
                 if time.monotonic() < end:
                     yield failed(case, f"not done after {patience:g} s")
                 return
@@ -96,10 +96,15 @@ def called_apart(
         process.join()
 
 
-def has_started(receiving: Connection) -> bool:
-    """Whether the process can make calls."""
+def until(end: float, patience: float) -> float:
+    """Seconds to wait: as long as patience lasts, but not past the end."""
+    return min(patience, max(0.0, end - time.monotonic()))
+
+
+def has_started(receiving: Connection, patience: float) -> bool:
+    """Whether the process can make calls, so that it says so in time."""
     try:
-        return receiving.poll(_START_S) and receiving.recv() is None
+        return receiving.poll(patience) and receiving.recv() is None
     except EOFError:
         return False
 
