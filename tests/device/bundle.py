@@ -187,13 +187,15 @@ def revision() -> str:
 
 def _parts(out: Path) -> Iterator[dict[str, Any]]:
     able = {"exit_codes": [0, 1], "expected": {"can_run_cuda": True}}  # it cannot compile
+    sizes = {"generated": "64", "prompts": "512,2048", "depths": "0,2048", "batches": "1,8,16"}
+    decode, *others = benchmarks(MODEL, **sizes)
     yield part("doctor", 20, "xpuc", "doctor", "--json") | able
+    yield decode  # before what might leave the GPU in need of a reset
     yield part("kernels", 90, "python", "vectors.py", KERNELS, MODEL, 75)
     if (out / EXPECTED).is_file():
         expected = json.loads((out / EXPECTED).read_text())
         yield part("smollm2", 40, "xpuc", *answer(SMOLLM2)) | {"expected": expected}
-    sizes = {"generated": "64", "prompts": "512,2048", "depths": "0,2048", "batches": "1,8,16"}
-    yield from benchmarks(MODEL, **sizes)
+    yield from others
     if (out / TUNE).is_file():
         found = ("--results", "tune.jsonl", "--minutes", "1", "--json")
         yield part("tune", 90, "xpuc", "tune", "--replay", TUNE, *found)
