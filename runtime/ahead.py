@@ -32,7 +32,10 @@ def follows(scheduler: Scheduler, plan: Plan) -> bool:
 
 def fill(scheduler: Scheduler, plan: Plan) -> None:
     """One token of every running sequence into an empty plan."""
-    plan.spans = scheduler.kept.of(scheduler.running)
+    plan.spans += scheduler.kept.next(scheduler.running)
+    for span, sequence in zip(plan.spans, scheduler.running, strict=True):
+        span.sequence = sequence
+        span.start = sequence.n_computed
     plan.work = decode_work(plan.spans)
 
 

@@ -279,11 +279,12 @@ class _FreeList:
 
     def take(self, n: int) -> list[int]:
         """The first `n` leave, in order; there are as many."""
-        blocks, block = [], self._next[self._ring]
+        followers, blocks = self._next, []
+        block = followers[self._ring]
         for _ in range(n):
             blocks.append(block)
-            block = self._next[block]
-        self._next[self._ring], self._previous[block] = block, self._ring
+            block = followers[block]
+        followers[self._ring], self._previous[block] = block, self._ring
         self.n -= n
         return blocks
 

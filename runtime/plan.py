@@ -35,22 +35,20 @@ class KeptSpans:
     """The spans of sequences that decode, kept from step to step.
 
     There are two sets of them, which take turns, as a step may be planned while the one before it
-    is not read: a span holds until the second one after it is asked for.
+    is not read: a span holds until the second step after its own is planned.
     """
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._others: list[Span] = []
 
-    def of(self, sequences: Many[Sequence]) -> list[Span]:
-        """Spans of one token each, the first that is not computed."""
+    def next(self, sequences: Many[Sequence]) -> list[Span]:
+        """Spans of one token, as many as there are sequences, to be given sequence and start."""
         self._spans, self._others = self._others, self._spans
         spans = self._spans
         spans += [Span(each, 0, 1) for each in sequences[len(spans) :]]
         del spans[len(sequences) :]
-        for span, sequence in zip(spans, sequences, strict=True):
-            span.sequence, span.start = sequence, sequence.n_computed
-        return spans.copy()
+        return spans
 
 
 def decode_work(spans: Many[Span]) -> Work:

@@ -209,11 +209,11 @@ class Scheduler:
         on: the spans' K/V is in the pools, and their full blocks can be found."""
         advance, running = self.kv.advance, State.RUNNING
         for span in plan.spans:
-            sequence = span.sequence
+            sequence, start = span.sequence, span.start
             if sequence.state is not running:  # finished since
                 continue
-            assert span.start == sequence.n_computed, "a span was carried out twice"
-            n_computed = span.start + span.count
+            assert start == sequence.n_computed, "a span was carried out twice"
+            n_computed = start + span.count
             if n_computed < sequence.n_due:
                 sequence.n_computed = n_computed
             else:
@@ -327,14 +327,16 @@ class Scheduler:
 
     def _share_out(self, plan: Plan) -> None:
         """A row for each that decodes, then chunks for the prompts, as many as are good."""
-        decoding, behind = [], []
-        for sequence in self.running:
-            n_pending = len(sequence.tokens) - sequence.n_computed
+        spans, behind = plan.spans, []
+        for sequence, span in zip(self.running, self.kept.next(self.running), strict=True):
+            start = sequence.n_computed
+            n_pending = len(sequence.tokens) - start
             if n_pending == 1:
-                decoding.append(sequence)
+                span.sequence = sequence
+                span.start = start
+                spans.append(span)
             elif n_pending > 1:
                 behind.append(sequence)
-        plan.spans = self.kept.of(decoding)
         if self.singly:
             take_turns(plan)
         plan.work = decode_work(plan.spans)
