@@ -262,7 +262,7 @@ def _json_text(schema: Any) -> str:
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         hint = "give a JSON object or its text"
         raise FieldError(["json_schema"], f" is not JSON: {error}", hint) from None
     if not isinstance(value, Mapping):

@@ -48,12 +48,14 @@ def test_for_people(artifact, engine):
     ("text", "message"),
     [
         ("nope", "stdin: not JSON"),
+        ("[" * 100_000, "stdin: not JSON"),
         ('{"tokens": [1]}', "stdin: holds no list of token ids"),
         ('[1, "2"]', "stdin: holds no list of token ids"),
         ("[1, true]", "stdin: holds no list of token ids"),
         ("[1, 97]", "97"),
         ("[]", "the text is empty"),
     ],
+    ids=lambda text: text[:12],
 )
 def test_ids_that_are_none(artifact, engine, text, message):
     done = invoke("score", artifact, "--ids", "-", stdin=text)

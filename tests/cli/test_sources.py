@@ -2,6 +2,7 @@
 
 import fcntl
 import threading
+from pathlib import Path
 
 import pytest
 from cli_runs import write_manifest
@@ -104,6 +105,16 @@ def test_whether_a_file_can_be_written_makes_none(tmp_path):
     for path in (tmp_path, tmp_path / "there" / "x" / "y"):
         with pytest.raises(FileError, match="cannot be written"):
             sources.require_writable(path)
+
+
+def test_in_a_folder_that_is_gone_no_file_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    try:
+        with pytest.raises(FileError, match="file: cannot be written"):
+            sources.require_writable(Path("file"))
+    finally:
+        tmp_path.mkdir()
 
 
 def test_a_compilation_that_fails_leaves_nothing_behind(model, compiled, monkeypatch):

@@ -40,8 +40,10 @@ from xpuc.runtime.sampling_params import SamplingParams, from_options
         ({"json_schema": "{"}, "json_schema is not JSON: Expecting property", "a JSON object"),
         ({"json_schema": {"a": {1}}}, "json_schema is not JSON: Object of type set", "a JSON"),
         ({"json_schema": "[1]"}, "json_schema is [1]", "a JSON object or its text"),
+        ({"json_schema": "[" * 100_000}, "json_schema is not JSON: maximum recursion", "a JSON"),
         ({"temprature": 1}, "unknown option 'temprature'", "did you mean 'temperature'?"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str, hint: str) -> None:
     with pytest.raises(RequestError) as refused:

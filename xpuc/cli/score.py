@@ -89,7 +89,7 @@ def read_ids(path: Path) -> list[int]:
     name = "stdin" if str(path) == "-" else str(path)
     try:
         found = json.loads(sources.text(None, path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(
             f"{name}: not JSON ({error})", "give a list of token ids: [1, 2, 3]"
         ) from None

@@ -35,8 +35,8 @@ def require(path: Path, what: str = "a MODEL or ARTIFACT") -> Path:
 def require_writable(path: Path) -> None:
     """FileError if no file can be written there, or its folder be made: asked before the work
     whose result goes there."""
-    there = next(each for each in path.absolute().parents if each.exists())
     try:
+        there = next(each for each in path.absolute().parents if each.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
         if path.is_dir():
