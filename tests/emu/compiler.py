@@ -75,7 +75,8 @@ def _build_driver(folder: Path) -> None:
     driver, runtime = folder / "libcuda.so.1", folder / "libcudart.so.13"
     of_runtime = folder / "cuda_runtime.o"
     of_driver = [str(o) for o in objects if o != of_runtime]
-    _gxx(["-shared", f"-Wl,-soname,{driver.name}", "-o", str(driver), *of_driver, "-ldl"])
+    direct = "-Wl,-Bsymbolic"  # calls within it are its own functions'
+    _gxx(["-shared", direct, f"-Wl,-soname,{driver.name}", "-o", str(driver), *of_driver, "-ldl"])
     versions = f"-Wl,--version-script={DRIVER / 'cudart.map'}"
     soname = f"-Wl,-soname,{runtime.name}"
     _gxx(["-shared", soname, versions, "-o", str(runtime), str(of_runtime), str(driver)])

@@ -44,7 +44,8 @@ std::string Block::run_grid(const EmuKernel& kernel, void** arguments, EmuDim gr
   order_ = order_asked_for();
   random_ = 12345;
   FaultHandlers handlers;
-  for (unsigned i : ordered(grid.x * grid.y * grid.z)) {
+  order(grid.x * grid.y * grid.z, blocks_turns_);
+  for (unsigned i : blocks_turns_) {
     handlers.start_block();
     start(grid, block, {i % grid.x, i / grid.x % grid.y, i / (grid.x * grid.y)}, dynamic_bytes);
     run();
@@ -88,54 +89,61 @@ void Block::start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_byte
 }
 
 // 0 .. n-1 in the order asked for; a shuffle is the same in every run.
-std::vector<unsigned> Block::ordered(unsigned n) {
-  std::vector<unsigned> order(n);
-  std::iota(order.begin(), order.end(), 0u);
-  if (order_ == Order::kReverse) std::reverse(order.begin(), order.end());
+void Block::order(unsigned n, std::vector<unsigned>& into) {
+  into.resize(n);
+  std::iota(into.begin(), into.end(), 0u);
+  if (order_ == Order::kReverse) std::reverse(into.begin(), into.end());
   if (order_ == Order::kShuffle) {
     for (unsigned i = n; i > 1; --i) {
       random_ = random_ * 1664525u + 1013904223u;
-      std::swap(order[i - 1], order[(random_ >> 8) % i]);
+      std::swap(into[i - 1], into[(random_ >> 8) % i]);
     }
   }
-  return order;
 }
 
 void Block::run() {
   while (live_ > 0 && error_.empty()) {
     bool progress = false;
-    for (unsigned w : ordered(warps_.size())) progress |= run_warp(warps_[w]);
+    order(warps_.size(), warps_turns_);
+    for (unsigned w : warps_turns_) progress |= run_warp(warps_[w]);
     if (!progress && error_.empty()) deadlock();
   }
 }
 
-// Runs the warp's threads until each waits for something. Whether any ran.
+// Runs the warp's threads, each in its turn until it waits, until all wait. Whether any ran.
 bool Block::run_warp(Warp& warp) {
+  warp_ = &warp;
   bool progress = false;
-  for (bool ran = true; ran && error_.empty();) {
-    ran = false;
-    for (unsigned lane : ordered(warp.n_lanes)) {
-      Fiber& fiber = fibers_[warp.first + lane];
-      if (fiber.state != State::kReady || !error_.empty()) continue;
-      resume(fiber);
-      ran = true;
-    }
-    progress |= ran;
+  for (;;) {
+    order(warp.n_lanes, turns_);
+    turn_ = 0;
+    Fiber* fiber = next_ready();
+    if (!fiber) return progress;
+    progress = true;
+    emu_thread = fiber;
+    emu_switch_stack(&scheduler_, fiber->stack_pointer);
+    emu_thread = nullptr;
   }
-  return progress;
 }
 
-void Block::resume(Fiber& fiber) {
-  fiber.state = State::kReady;
-  emu_thread = &fiber;
-  emu_switch_stack(&scheduler_, fiber.stack_pointer);
-  emu_thread = nullptr;
+// Of the threads whose turn is still to come the first that can go on. Null if there is none, or if
+// something went wrong.
+Fiber* Block::next_ready() {
+  if (!error_.empty()) return nullptr;
+  while (turn_ < turns_.size()) {
+    Fiber& fiber = fibers_[warp_->first + turns_[turn_++]];
+    if (fiber.state == State::kReady) return &fiber;
+  }
+  return nullptr;
 }
 
+// Stops the running thread, and lets the next one go on.
 void Block::suspend(State state) {
   Fiber* fiber = running_fiber();
   fiber->state = state;
-  emu_switch_stack(&fiber->stack_pointer, scheduler_);
+  Fiber* next = next_ready();
+  if (next) emu_thread = next;
+  emu_switch_stack(&fiber->stack_pointer, next ? next->stack_pointer : scheduler_);
 }
 
 void Block::finish_thread() {

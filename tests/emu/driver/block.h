@@ -101,14 +101,14 @@ class Block {
   void start(EmuDim grid, EmuDim block, EmuDim index, unsigned dynamic_bytes);
   void run();
   bool run_warp(Warp& warp);
-  void resume(Fiber& fiber);
+  Fiber* next_ready();
   void suspend(State state);
   void release(State state, unsigned barrier_id);
   void release_block_barrier();
   bool release_collective(Warp& warp, unsigned mask);
   void release_warp(Warp& warp);
   void deadlock();
-  std::vector<unsigned> ordered(unsigned n);
+  void order(unsigned n, std::vector<unsigned>& into);
 
   std::vector<FiberStack> stacks_;
   std::vector<Fiber> fibers_;
@@ -117,7 +117,11 @@ class Block {
   unsigned live_, at_barrier_;
   Order order_;
   uint32_t random_;  // the state of a shuffle's generator
-  void* scheduler_;  // its stack pointer while a fiber runs
+  std::vector<unsigned> blocks_turns_, warps_turns_;
+  std::vector<unsigned> turns_;  // of the running warp: its lanes as they go on
+  size_t turn_;                  // whose comes next
+  Warp* warp_;                   // the running one
+  void* scheduler_;              // its stack pointer while a fiber runs
   std::string error_;
 };
 

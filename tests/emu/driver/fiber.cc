@@ -44,7 +44,8 @@ FiberStack::FiberStack() {
     abort();
   }
   mprotect(base, 4096, PROT_NONE);
-  base_ = static_cast<char*>(base);
+  static unsigned n_stacks;
+  top_ = static_cast<char*>(base) + kBytes - 64 - n_stacks++ % 32 * kStagger;
 }
 
 void* FiberStack::prepare(void (*main)()) {

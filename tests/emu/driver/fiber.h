@@ -11,18 +11,19 @@
 // Saves the callee-saved registers on the current stack, its top in *save, and resumes `to`.
 extern "C" void emu_switch_stack(void** save, void* to);
 
-// A stack with an unmapped page below it. It lives as long as the process.
+// A stack with an unmapped page below it. It lives as long as the process. The tops of 32 that follow
+// each other are in different cache lines of any cache, for a warp's threads go on in turn.
 class FiberStack {
  public:
   FiberStack();
   // The stack pointer of a fiber that, when resumed, calls `main` (which must not return).
   void* prepare(void (*main)());
   // Where a fiber that was stopped by a signal can go on.
-  void* top() const { return base_ + kBytes - 64; }
+  void* top() const { return top_; }
 
  private:
-  static constexpr size_t kBytes = 256 * 1024;
-  char* base_;
+  static constexpr size_t kBytes = 256 * 1024, kStagger = 33 * 64;
+  char* top_;
 };
 
 // While one lives, a bad memory access made by a fiber, or one that runs for too long, ends that

@@ -1,6 +1,9 @@
 // ldmatrix, mma.sync and wgmma: fragment layouts as in the PTX ISA's figures. A float result is
 // summed in order of k, in f32 (the hardware's order and rounding are its own).
+#include <immintrin.h>
+
 #include <cstring>
+#include <iterator>
 
 #include "../device_code/small_floats.h"
 #include "block.h"
@@ -30,6 +33,18 @@ float widen(half x) { return float(x); }
 float widen(__nv_bfloat16 x) { return float(x); }
 uint32_t widen(int8_t x) { return uint32_t(int32_t(x)); }
 uint32_t widen(uint8_t x) { return x; }
+
+// 16 bytes, widened.
+template <class Stored, class Sum>
+void widen_all(const char* bytes, Sum* values) {
+  Stored stored[16 / sizeof(Stored)];
+  memcpy(stored, bytes, 16);
+  for (unsigned i = 0; i < std::size(stored); ++i) values[i] = widen(stored[i]);
+}
+template <>
+void widen_all<half>(const char* bytes, float* values) {
+  _mm256_storeu_ps(values, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+}
 
 // ---- ldmatrix
 
@@ -115,25 +130,25 @@ struct Wgmma {
   Sum sign_a, sign_b;
 };
 
-// Element (row, k) of the matrix a descriptor names.
+// The 32 bytes of a row of the matrix a descriptor names: two units, each whole in shared memory.
 template <class Kind>
-typename Kind::Sum described(uint64_t descriptor, unsigned row, unsigned k) {
+void described(uint64_t descriptor, unsigned row, typename Kind::Sum* values) {
   static constexpr unsigned kSwizzle[] = {0, 3, 2, 1};  // of the layout type: none, 128, 64, 32
-  constexpr unsigned size = sizeof(typename Kind::Stored);
   auto field = [&](int shift) { return unsigned(descriptor >> shift & 0x3fff) << 4; };
   unsigned start = field(0), leading = field(16), stride = field(32);
   unsigned swizzle = kSwizzle[descriptor >> 62];
-  unsigned address;
-  if (swizzle == 0) {  // core matrices of 8 rows of 16 bytes
-    address = start + row / 8 * stride + k * size / 16 * leading + row % 8 * 16 + k * size % 16;
-  } else {
-    address = start + row / 8 * stride + row % 8 * (16u << swizzle) + k * size;
-    unsigned units = (1u << swizzle) - 1;
-    address ^= (address >> 7 & units) << 4;
+  for (unsigned unit = 0; unit < 2; ++unit) {
+    unsigned address;
+    if (swizzle == 0) {  // core matrices of 8 rows of 16 bytes
+      address = start + row / 8 * stride + unit * leading + row % 8 * 16;
+    } else {
+      address = start + row / 8 * stride + row % 8 * (16u << swizzle) + unit * 16;
+      unsigned units = (1u << swizzle) - 1;
+      address ^= (address >> 7 & units) << 4;
+    }
+    const char* last = static_cast<const char*>(emu_shared_pointer(address + 15));
+    widen_all<typename Kind::Stored>(last - 15, values + unit * 16 / sizeof(typename Kind::Stored));
   }
-  typename Kind::Stored value;
-  memcpy(&value, emu_shared_pointer(address), size);
-  return widen(value);
 }
 
 // A register of one lane's, of A's rows 16w ... .
@@ -151,24 +166,32 @@ void wgmma(void* const operands[32], unsigned) {
   constexpr unsigned k_size = 32 / sizeof(typename Kind::Stored);
   auto lane = [&](unsigned i) { return static_cast<const Wgmma<Sum>*>(operands[i]); };
   const Wgmma<Sum>& first = *lane(0);
-  Sum a[k_size][16];  // rows last, so that the sums of a column are a vector
+  using Eight [[gnu::vector_size(8 * sizeof(Sum))]] = Sum;  // rows
+  alignas(Eight) Sum a[k_size][16];
+  auto eight = [](Sum* values) -> Eight& { return *reinterpret_cast<Eight*>(values); };
   for (unsigned row = 0; row < 16; ++row) {
-    for (unsigned k = 0; k < k_size; ++k) {
-      Sum value = first.a_registers ? held<Kind>(operands, row, k)
-                                    : described<Kind>(first.a, 16 * first.warp + row, k);
-      a[k][row] = first.sign_a * value;
+    Sum values[k_size];
+    if (first.a_registers) {
+      for (unsigned k = 0; k < k_size; ++k) values[k] = held<Kind>(operands, row, k);
+    } else {
+      described<Kind>(first.a, 16 * first.warp + row, values);
     }
+    for (unsigned k = 0; k < k_size; ++k) a[k][row] = first.sign_a * values[k];
   }
   for (unsigned column = 0; column < first.n; ++column) {
-    Sum sums[16];
     auto d = [&](unsigned row) -> Sum& {
       return *lane(row % 8 * 4 + column % 8 / 2)->d[column / 8 * 4 + row / 8 * 2 + column % 2];
     };
+    alignas(Eight) Sum sums[16], values[k_size];
     for (unsigned row = 0; row < 16; ++row) sums[row] = first.accumulate ? d(row) : Sum(0);
+    described<Kind>(first.b, column, values);
+    Eight low = eight(sums), high = eight(sums + 8);
     for (unsigned k = 0; k < k_size; ++k) {
-      Sum b = first.sign_b * described<Kind>(first.b, column, k);
-      for (unsigned row = 0; row < 16; ++row) sums[row] += a[k][row] * b;
+      Sum b = first.sign_b * values[k];
+      low += eight(a[k]) * b;
+      high += eight(a[k] + 8) * b;
     }
+    eight(sums) = low, eight(sums + 8) = high;
     for (unsigned row = 0; row < 16; ++row) d(row) = sums[row];
   }
 }
