@@ -100,11 +100,11 @@ class BlockPool:
         """`n` free blocks with one owner each; all of them or, with PoolFull, none."""
         if n > self._free.n:
             raise PoolFull(f"{n} blocks asked for, {self._free.n} of {self.n_blocks} are free")
-        blocks = self._free.take(n)
+        n_owners, links, blocks = self._n_owners, self._links, self._free.take(n)
         for block in blocks:
-            if self._links[block] is not None:
+            if links[block] is not None:
                 self._evict(block)
-            self._n_owners[block] = 1
+            n_owners[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -136,9 +136,10 @@ class BlockPool:
         unknown: list[int] = []
         cached: list[int] = []
         for block in blocks:
-            assert n_owners[block] > 0, f"block {block} is freed twice"
-            n_owners[block] -= 1
-            if not n_owners[block]:
+            n_left = n_owners[block] - 1
+            assert n_left >= 0, f"block {block} is freed twice"
+            n_owners[block] = n_left
+            if not n_left:
                 (unknown if links[block] is None else cached).append(block)
         if unknown:
             self._free.push_front(unknown)
@@ -295,9 +296,10 @@ class _FreeList:
 
     def _insert(self, before: int, blocks: Many[int]) -> None:
         """Behind `before`, in order."""
-        after = self._next[before]
+        followers, previous = self._next, self._previous
+        after = followers[before]
         for block in blocks:
-            self._next[before], self._previous[block] = block, before
+            followers[before], previous[block] = block, before
             before = block
-        self._next[before], self._previous[after] = after, before
+        followers[before], previous[after] = after, before
         self.n += len(blocks)

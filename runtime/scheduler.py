@@ -336,24 +336,24 @@ class Scheduler:
                 span.start = start
                 spans.append(span)
             elif n_pending > 1:
-                behind.append(sequence)
+                behind.append((sequence, n_pending))
         if self.singly:
             take_turns(plan)
         plan.work = decode_work(plan.spans)
         if behind:
             self._share_out_chunks(plan, behind)
 
-    def _share_out_chunks(self, plan: Plan, behind: list[Sequence]) -> None:
-        """To sequences that are behind by more than a token."""
-        record, n_behind = plan.record, sum([each.n_pending for each in behind])
+    def _share_out_chunks(self, plan: Plan, behind: list[tuple[Sequence, int]]) -> None:
+        """To sequences and how many tokens they are behind by."""
+        record, n_behind = plan.record, sum([n for _, n in behind])
         room = min(n_behind, self.max_chunk - len(plan.spans))
         spent_ns = record.reserve_ns + record.admission_ns
-        size = self.chunks.size(plan.work, n_behind, room, behind[0].n_computed, spent_ns)
+        size = self.chunks.size(plan.work, n_behind, room, behind[0][0].n_computed, spent_ns)
         record.n_small = int(size < min(room, self.chunks.min_chunk))
-        for sequence in behind:
+        for sequence, n in behind:
             if not size:
                 return
-            count = min(sequence.n_pending, size)
+            count = min(n, size)
             plan.spans.append(Span(sequence, sequence.n_computed, count))
             plan.work = plan.work.with_chunk(count, sequence.n_computed)
             size -= count
