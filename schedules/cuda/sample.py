@@ -5,7 +5,7 @@ The vocabulary is looked at in groups of 32 neighbours. The `TOP_K` largest logi
 speed of memory, and another, a block of threads a row, selects groups, then logits in them. Either
 selection is exact whatever the logits are, in a bounded number of steps, and sorts nothing; of
 equal logits the lower ids go first. The chain over what is left, and its draw, have the formulas of
-`runtime/sampler.py`: weights are f32, their sums f64.
+`runtime/sampler.py`: weights are f32 (of few candidates f64 there), their sums f64.
 """
 
 from __future__ import annotations
