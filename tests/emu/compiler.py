@@ -25,7 +25,7 @@ _DRIVER_FLAGS = [*_COMMON, "-O2", "-Wall", "-Wextra", "-Werror"]
 # Poison in locals; a trap at a misaligned access and at an index past the end of a local array.
 _KERNEL_FLAGS = [
     *_COMMON,
-    "-O1",
+    "-Og",  # most of a test is this compiler's time
     "-w",
     "-fno-strict-aliasing",
     "-fvisibility=hidden",  # or a kernel named `write` would be the C library's

@@ -59,8 +59,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 
-template <class A, class B>
-inline int emu_dot4(unsigned a, unsigned b, int c) {
+template <class A, class B>  // not inlined, as kernels have many
+[[gnu::noinline]] int emu_dot4(unsigned a, unsigned b, int c) {
   for (int shift = 0; shift < 32; shift += 8) c += int(A(a >> shift)) * int(B(b >> shift));
   return c;
 }
@@ -87,7 +87,9 @@ inline unsigned __vsub4(unsigned a, unsigned b) {
   return emu_simd<int8_t>(a, b, [](int x, int y) { return x - y; });
 }
 inline unsigned __vsubss4(unsigned a, unsigned b) {
-  return emu_simd<int8_t>(a, b, [](int x, int y) { return std::clamp(x - y, -128, 127); });
+  return emu_simd<int8_t>(a, b, [](int x, int y) {
+    return x - y < -128 ? -128 : x - y > 127 ? 127 : x - y;
+  });
 }
 
 template <class T>

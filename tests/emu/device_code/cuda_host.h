@@ -1,7 +1,6 @@
 // What CUDA C finds predefined, for a kernel compiled for the host. The translated source includes
 // this alone; it is precompiled.
 #pragma once
-#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>

@@ -1,16 +1,18 @@
 // half and bfloat16: 16 bits, computed in f32 and rounded to nearest even after each operation
 // (for + - * / that gives what the hardware's own instruction gives).
 #pragma once
-#include <immintrin.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+// immintrin.h would be most of what is precompiled.
+typedef float EmuFloats __attribute__((vector_size(16)));
+typedef short EmuHalves __attribute__((vector_size(16)));
+
 struct EmuHalfCodec {
-  static uint16_t encode(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
-  static float decode(uint16_t bits) { return _cvtsh_ss(bits); }
+  static uint16_t encode(float x) { return __builtin_ia32_vcvtps2ph(EmuFloats{x}, 0)[0]; }
+  static float decode(uint16_t bits) { return __builtin_ia32_vcvtph2ps(EmuHalves{short(bits)})[0]; }
 };
 
 struct EmuBfloatCodec {

@@ -40,24 +40,25 @@ inline T emu_shuffle(unsigned mask, const char* name, T value, int source, bool 
   return operand.result;
 }
 
+// Not inlined: a kernel that is compiled has more of them than of anything else.
 template <class T>
-inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+[[gnu::noinline]] T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
   int base = emu_thread->lane & ~(width - 1);
   return emu_shuffle(mask, "__shfl_sync", value, base + (lane & (width - 1)), true);
 }
 template <class T>
-inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+[[gnu::noinline]] T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   int lane = emu_thread->lane, source = lane - int(delta);
   return emu_shuffle(mask, "__shfl_up_sync", value, source, source >= (lane & ~(width - 1)));
 }
 template <class T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+[[gnu::noinline]] T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   int lane = emu_thread->lane, source = lane + int(delta);
   bool inside = source < (lane & ~(width - 1)) + width;
   return emu_shuffle(mask, "__shfl_down_sync", value, source, inside);
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+[[gnu::noinline]] T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   int lane = emu_thread->lane, source = lane ^ lanes;
   bool inside = source < (lane & ~(width - 1)) + width;
   return emu_shuffle(mask, "__shfl_xor_sync", value, source, inside);

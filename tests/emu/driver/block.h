@@ -34,10 +34,15 @@ struct CopyGroups {
 // Sums of wgmma that were not waited for: the registers are poison and hold these then.
 struct Products {
   struct Sum {
+    uint32_t* at;  // its register
     uint32_t bits;
     unsigned group;  // how many groups were committed before
   };
-  std::unordered_map<uint32_t*, Sum> hidden;  // by register
+  // Whether the register's is hidden[place]; where not, it would be in front of that one.
+  bool find(uint32_t* at);
+
+  std::vector<Sum> hidden;  // by register
+  size_t place;
   unsigned committed;
   bool fenced;  // a wgmma.fence, and no wait since then
 };

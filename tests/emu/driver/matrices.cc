@@ -2,6 +2,7 @@
 // summed in order of k, in f32 (the hardware's order and rounding are its own).
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -204,17 +205,27 @@ void start(Wgmma<Sum>& operand, EmuCollective run) {
   if (!products.fenced) emu_fault("wgmma: no wgmma.fence since the last wait");
   auto registers = [&](unsigned i) { return reinterpret_cast<uint32_t*>(operand.d[i]); };
   for (unsigned i = 0; i < operand.n / 2; ++i) {
-    auto found = products.hidden.find(registers(i));
-    if (found != products.hidden.end()) *registers(i) = found->second.bits;
+    if (products.find(registers(i))) *registers(i) = products.hidden[products.place].bits;
   }
   emu_collective(kWarp, "wgmma", run, &operand);
   for (unsigned i = 0; i < operand.n / 2; ++i) {
-    products.hidden[registers(i)] = {*registers(i), products.committed};
+    bool known = products.find(registers(i));
+    auto sum = products.hidden.begin() + products.place;
+    if (!known) sum = products.hidden.insert(sum, Products::Sum{});
+    *sum = {registers(i), *registers(i), products.committed};
     memset(registers(i), 0xff, sizeof(uint32_t));
   }
 }
 
 }  // namespace
+
+bool Products::find(uint32_t* at) {
+  auto is = [&] { return place < hidden.size() && hidden[place].at == at; };
+  if (++place, is()) return true;  // registers come in turn
+  auto before = [](const Sum& sum, uint32_t* at) { return sum.at < at; };
+  place = std::lower_bound(hidden.begin(), hidden.end(), at, before) - hidden.begin();
+  return is();
+}
 
 extern "C" {
 
@@ -258,13 +269,14 @@ void emu_wgmma_commit() { ++running_fiber()->products.committed; }
 void emu_wgmma_wait(unsigned groups_left) {
   Products& products = running_fiber()->products;
   products.fenced = false;
-  for (auto sum = products.hidden.begin(); sum != products.hidden.end();) {
-    if (sum->second.group + groups_left >= products.committed) {
-      ++sum;
-      continue;
+  size_t kept = 0;
+  for (const Products::Sum& sum : products.hidden) {
+    if (sum.group + groups_left >= products.committed) {
+      products.hidden[kept++] = sum;
+    } else {
+      *sum.at = sum.bits;
     }
-    *sum->first = sum->second.bits;
-    sum = products.hidden.erase(sum);
   }
+  products.hidden.resize(kept);
 }
 }
