@@ -15,10 +15,14 @@ from xpuc import interrupts
 
 @pytest.fixture(autouse=True)
 def _left_as_it_was():
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
+    """Requests to end have Python's handlers, whoever started the tests (nohup)."""
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    theirs = {number: signal.signal(number, signal.SIG_DFL) for number in ends}
+    before = signal.getsignal(signal.SIGINT)
     yield
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.getsignal(signal.SIGINT) is before
+    for number, handler in theirs.items():
+        assert signal.signal(number, handler) is signal.SIG_DFL
 
 
 def test_the_second_time_does_not_wait():
